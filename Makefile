@@ -1,0 +1,108 @@
+# Thin names; the work is in conf/ and t/.  `make SAN=address|undefined|thread`
+# builds everything into a folder of its own.
+
+CC     ?= gcc
+SAN    ?=
+DEBUG  ?=
+BUILD  ?= build$(if $(SAN),-$(SAN))
+PREFIX ?= /usr
+NGINX_SRC ?= /usr/share/nginx/src
+
+ARCH   := $(shell uname -m)
+PKGS   := libcjson libpcre2-8 libutf8proc libxxhash
+WARN   := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wpointer-arith -Wvla \
+          -Werror
+SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer \
+            $(if $(findstring undefined,$(SAN)),-fno-sanitize-recover=all))
+CFLAGS += -std=c11 -D_GNU_SOURCE $(WARN) -g -O2 -ffp-contract=off -fPIC \
+          $(if $(DEBUG)$(SAN),-DLLM_DEBUG) $(SANFLAGS) -I.
+LDFLAGS += $(SANFLAGS)
+LIBS   := $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lm -lpthread
+
+ENGINE_SRC := $(wildcard engine/*.c engine/*/*.c)
+KERNEL_SRC := $(wildcard kernels/*.c kernels/op/*.c kernels/ref/*.c \
+              kernels/cpu/*.c)
+objs = $(patsubst %.c,$(BUILD)/%.o,$(1))
+folder = $(call objs,$(foreach d,$(1),$(wildcard $(d)/*.c)))
+
+.PHONY: all module engine run test check lint bench install clean units ops \
+        fuzz
+.SECONDARY:
+
+all: engine module
+
+engine: $(BUILD)/llm-engine
+
+module:
+	BUILD=$(BUILD) SAN=$(SAN) NGINX_SRC=$(NGINX_SRC) bash conf/build-module.sh
+
+run:
+	bash conf/run.sh
+
+test check lint bench:
+	bash t/run.sh $@
+
+install: all
+	install -D -m 755 $(BUILD)/llm-engine \
+	    $(DESTDIR)$(PREFIX)/lib/nginx-llm/llm-engine
+	install -D -m 644 $(BUILD)/ngx_http_llm_module.so \
+	    $(DESTDIR)$(PREFIX)/lib/nginx/modules/ngx_http_llm_module.so
+	install -D -m 644 conf/llm.conf \
+	    $(DESTDIR)$(PREFIX)/share/doc/nginx-llm/llm.conf
+
+clean:
+	rm -rf build build-*
+
+$(BUILD)/llm-engine: $(call objs,$(ENGINE_SRC) $(KERNEL_SRC))
+	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+
+# kernels want -O3; each instruction set has flags of its own
+$(BUILD)/kernels/%.o: CFLAGS += -O3
+ifeq ($(ARCH),x86_64)
+$(BUILD)/kernels/cpu/%_avx2.o: CFLAGS += -mavx2 -mfma -mf16c
+$(BUILD)/kernels/cpu/%_avx512.o: CFLAGS += -mavx512f -mavx512bw -mavx512dq \
+    -mavx512vl -mavx512vnni -mavx2 -mfma -mf16c -mprefer-vector-width=512
+endif
+
+$(BUILD)/%.o: %.c Makefile
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
+
+# --- tests: a unit test links only what its folder may use ---
+
+LINK_base    := engine/base
+LINK_ipc     := engine/ipc
+LINK_text    := engine/text engine/base
+LINK_chat    := engine/chat engine/base
+LINK_model   := engine/model engine/base kernels kernels/op kernels/ref \
+                kernels/cpu
+LINK_kv      := engine/kv engine/base kernels/op
+LINK_sched   := engine/sched engine/kv engine/base kernels/op
+LINK_sample  := engine/sample engine/base
+LINK_op      := kernels kernels/op kernels/ref kernels/cpu
+
+UNITS := $(patsubst t/unit/%.c,$(BUILD)/t/unit/%,$(wildcard t/unit/*_test.c))
+OPS   := $(patsubst t/ops/%.c,$(BUILD)/t/ops/%,$(wildcard t/ops/*.c))
+FUZZ  := $(patsubst t/fuzz/%.c,$(BUILD)/t/fuzz/%,$(wildcard t/fuzz/*_fuzz.c))
+
+units: $(UNITS)
+ops: $(OPS)
+fuzz: $(FUZZ)
+
+.SECONDEXPANSION:
+unit_name = $(firstword $(subst _, ,$(notdir $(1))))
+
+$(BUILD)/t/unit/%_test: $(BUILD)/t/unit/%_test.o \
+        $$(call folder,$$(LINK_$$(call unit_name,$$*)))
+	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS) -lcmocka
+
+$(BUILD)/t/ops/%: $(BUILD)/t/ops/%.o $$(call folder,$(LINK_op))
+	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+
+# fuzz targets are built by clang in their own folder: make fuzz
+# CC=clang BUILD=build-fuzz SAN=fuzzer-no-link,address,undefined
+$(BUILD)/t/fuzz/%_fuzz: $(BUILD)/t/fuzz/%_fuzz.o \
+        $$(call folder,$$(LINK_$$(call unit_name,$$*)))
+	$(CC) $(LDFLAGS) -fsanitize=fuzzer -o $@ $^ $(LIBS)
+
+-include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

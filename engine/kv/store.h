@@ -1,0 +1,27 @@
+/* The memory behind the pool: K and V of all pages, on the device. */
+
+#ifndef ENGINE_KV_STORE_H
+#define ENGINE_KV_STORE_H
+
+#include "engine/base/status.h"
+#include "kernels/op/op.h"
+
+
+/* Fills *kv with base memory for kv->n_pages pages (n_pages, n_layers,
+ * n_kv_heads and head_dim set by the caller). */
+int kv_store_create(const op_table_t *ops, op_dev_t *dev, op_kv_t *kv,
+                    llm_err_t *err);
+void kv_store_destroy(const op_table_t *ops, op_dev_t *dev, op_kv_t *kv);
+
+/* How many pages to reserve.  limit_bytes: the explicit kv_cache_memory, or 0
+ * for the default: what max_seqs sequences of max_len tokens need, but at most
+ * a quarter of the memory the process may use (cgroup v1/v2, RLIMIT_AS,
+ * physical).  LLM_LIMIT with the longest context that would fit, and the
+ * remedy, when not even one sequence of max_len tokens does. */
+int kv_store_pages(size_t page_bytes, size_t limit_bytes, int max_seqs,
+                   int max_len, int *n_pages, llm_err_t *err);
+
+/* Bytes the process may use. */
+size_t kv_store_memory(void);
+
+#endif /* ENGINE_KV_STORE_H */

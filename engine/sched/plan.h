@@ -1,0 +1,21 @@
+/* What one step runs, as decided by the scheduler. */
+
+#ifndef ENGINE_SCHED_PLAN_H
+#define ENGINE_SCHED_PLAN_H
+
+#include "engine/sched/seq.h"
+
+typedef struct {
+    seq_t *seq;
+    int first; /* position of the first token to compute */
+    int count; /* tokens to compute, ≥ 1 */
+    bool last; /* the step reaches the end of its tokens: sample */
+} plan_row_t;
+
+typedef struct {
+    plan_row_t *rows;
+    int n_rows;   /* sequences in the step */
+    int n_tokens; /* sum of count, ≤ the token budget */
+} plan_t;
+
+#endif /* ENGINE_SCHED_PLAN_H */

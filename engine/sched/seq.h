@@ -1,0 +1,48 @@
+/*
+ * One sequence: its tokens, how many of them are computed, its pages.
+ *
+ * There is no prefill phase and no decode phase: in each step a sequence
+ * catches up from `computed` towards `n_tokens` (scheduler.md C1).  When the
+ * step computed its last token, that row is sampled and the token appended.
+ */
+
+#ifndef ENGINE_SCHED_SEQ_H
+#define ENGINE_SCHED_SEQ_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "engine/base/list.h"
+#include "engine/kv/table.h"
+
+typedef enum {
+    SEQ_NEW = 0,
+    SEQ_WAITING,
+    SEQ_RUNNING,
+    SEQ_FINISHED
+} seq_state_t;
+
+typedef struct seq_s seq_t;
+
+struct seq_s {
+    list_t link; /* in the waiting or the running queue */
+    seq_state_t state;
+
+    int32_t *tokens; /* prompt, then what was generated; the owner's */
+    int n_tokens;
+    int n_prompt;
+    int cap_tokens;
+
+    int computed; /* tokens whose K and V are in the pages; advanced by the
+                     scheduler when it plans them */
+    kv_table_t table;
+
+    bool parked;      /* the client is slow: left out of steps */
+    bool want_prompt; /* logits of prompt rows too (echo with logprobs) */
+    uint64_t arrival; /* order of submission */
+    int preemptions;
+
+    void *owner; /* the request */
+};
+
+#endif /* ENGINE_SCHED_SEQ_H */

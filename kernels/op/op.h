@@ -1,0 +1,180 @@
+/*
+ * The interface of the number crunching: one table of functions per backend.
+ *
+ * Model code is written once, over this table.  `ref` is the slow and obvious
+ * oracle, `cpu` (and later `cuda`) are the products.  Buffers of activations
+ * come from alloc() and belong to the caller; a backend keeps its scratch to
+ * itself, sized by prepare(), and allocates nothing inside an op.
+ *
+ * Exactness (architecture.md): every output row is reduced in one fixed
+ * order, whatever the number of rows, the threads, the instruction set or the
+ * other rows in the batch.  So an op's result for a row depends on that row's
+ * inputs and its sequence's pages only.
+ *
+ * All matrices are row-major.  A "row" is one token of the batch.
+ */
+
+#ifndef KERNELS_OP_OP_H
+#define KERNELS_OP_OP_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/op/tensor.h"
+
+enum { OP_PAGE = 16 };   /* tokens in a KV page */
+enum { OP_SPLIT = 256 }; /* tokens in an attention split, see attention() */
+
+typedef struct op_dev_s op_dev_t;       /* an opened backend */
+typedef struct op_weight_s op_weight_t; /* a repacked weight matrix */
+
+typedef struct {
+    char text[256]; /* one sentence */
+} op_err_t;
+
+typedef struct {
+    int threads;     /* 0: as many as the process may use */
+    const char *isa; /* NULL: the best; else "baseline", "avx2", "avx512" */
+} op_open_t;
+
+/* Upper bounds of all later calls; fixes the scratch. */
+typedef struct {
+    int max_rows; /* tokens in one step */
+    int max_seqs; /* sequences in one step */
+    int max_len;  /* longest sequence, tokens */
+    int max_in;   /* widest input of a linear() */
+    int n_heads;
+    int n_kv_heads;
+    int head_dim;
+} op_limits_t;
+
+/* The KV pool.  Page p of layer l holds K and V of 16 consecutive positions of
+ * one sequence for all KV heads, as f16, in a layout of the backend's own. */
+typedef struct {
+    void *base; /* from alloc(), n_pages * kv_page_bytes() */
+    int n_pages;
+    int n_layers;
+    int n_kv_heads;
+    int head_dim;
+} op_kv_t;
+
+/* What one forward pass is told. */
+typedef struct {
+    int n_rows;
+    int n_seqs;
+    const int32_t *tokens;             /* [n_rows] */
+    const int32_t *pos;                /* [n_rows] position in its sequence */
+    const int32_t *row_start;          /* [n_seqs + 1]: sequence s has the rows
+                                 row_start[s] … row_start[s + 1] − 1, at
+                                 consecutive positions */
+    const int32_t *const *block_table; /* [n_seqs]: block_table[s][i] is the
+                                          page of positions 16 i … 16 i + 15 */
+    int n_out;
+    const int32_t *out_rows; /* [n_out] ascending: rows that want logits */
+} op_batch_t;
+
+typedef struct {
+    int n_heads;
+    int n_kv_heads; /* divides n_heads */
+    int head_dim;   /* even */
+    float scale;    /* of q·k, usually 1/sqrt(head_dim) */
+} op_attn_t;
+
+enum {
+    OP_ROPE_PAIRS = 0, /* rotate (2i, 2i + 1): GGUF's llama order */
+    OP_ROPE_HALVES = 1 /* rotate (i, i + rot/2): NeoX order */
+};
+
+enum { OP_SET = 0, OP_ADD = 1 };
+
+typedef struct {
+    const char *name;
+
+    /* --- device --- */
+
+    /* NULL and a sentence in err on failure. */
+    op_dev_t *(*open)(const op_open_t *params, op_err_t *err);
+    void (*close)(op_dev_t *dev);
+
+    /* "avx512vnni, 2 threads", static or owned by dev. */
+    const char *(*describe)(op_dev_t *dev);
+
+    /* 0, or -1 with err (no memory, an unsupported shape). */
+    int (*prepare)(op_dev_t *dev, const op_limits_t *limits, op_err_t *err);
+
+    /* Zeroed, 64-byte aligned, huge pages where they help; NULL: no memory. */
+    void *(*alloc)(op_dev_t *dev, size_t bytes);
+    void (*free)(op_dev_t *dev, void *p, size_t bytes);
+
+    /* --- weights --- */
+
+    /* Repacks n_parts matrices of one n_in, concatenated along n_out (fused
+     * QKV, gate and up), into the backend's layout.  The tensors' data is not
+     * needed afterwards.  Parts may differ in dtype. */
+    op_weight_t *(*weight)(op_dev_t *dev, const op_tensor_t *parts, int n_parts,
+                           op_err_t *err);
+    void (*weight_free)(op_dev_t *dev, op_weight_t *weight);
+    size_t (*weight_bytes)(const op_weight_t *weight);
+
+    /* --- ops --- */
+
+    /* x[r,:] = dequantised row tokens[r] of w.  x: [rows, n_in] f32.
+     * Tokens are in range (the caller checks).  Exact. */
+    void (*embed)(op_dev_t *dev, float *x, const op_weight_t *w,
+                  const int32_t *tokens, int rows);
+
+    /* y[r,:] = x[r,:] / sqrt(mean(x[r,:]^2) + eps) * w.  x, y: [rows, dim]
+     * f32, may be the same; w: [dim].  ≤ 1e-5 relative to ref. */
+    void (*rmsnorm)(op_dev_t *dev, float *y, const float *x, const float *w,
+                    int rows, int dim, float eps);
+
+    /* y[r,:] = W x[r,:] (OP_SET) or y[r,:] += W x[r,:] (OP_ADD: one addition
+     * after the whole sum).  x: [rows, n_in] f32; y: [rows, n_out] f32 with
+     * leading dimension ldy ≥ n_out.
+     * Quantised W: x is quantised to int8 per row and per block of 32
+     * (d = max|x| / 127, q = x / d rounded to even), dots are exact int32,
+     * and per output acc = fmaf((float) dot, d_w * d_x, acc), blocks
+     * ascending; minima likewise in an accumulator of their own,
+     * min = fmaf(m_w, d_x * sum(q), min); y = acc + min (cpu_study.md §2).
+     * F32, F16, BF16 W: acc = fmaf(w, x, acc), inputs ascending.
+     * ref computes in double over dequantised weights and unquantised x: the
+     * relative RMS error of a row against it is ≤ 1.5e-2 for quantised
+     * weights, ≤ 1e-5 for float ones. */
+    void (*linear)(op_dev_t *dev, float *y, int ldy, const float *x, int rows,
+                   const op_weight_t *w, int mode);
+
+    /* x rows picked: y[i,:] = x[idx[i],:].  [n, dim].  Exact. */
+    void (*gather)(op_dev_t *dev, float *y, const float *x, const int32_t *idx,
+                   int n, int dim);
+
+    /* y[r,i] = silu(gate[r,i]) * up[r,i], silu(g) = g / (1 + exp(−g)).
+     * gate_up: [rows, 2 dim], gate first; y: [rows, dim].  ≤ 1e-5 relative. */
+    void (*silu_mul)(op_dev_t *dev, float *y, const float *gate_up, int rows,
+                     int dim);
+
+    /* qkv: [rows, (n_heads + 2 n_kv_heads) * head_dim] f32: q heads, k heads,
+     * v heads.  Rotates q in place; rotates k; writes k and v, rounded to f16
+     * (nearest even), to their sequence's pages of `layer`.
+     * cos_sin: [max_len][rot / 2][2] f32, row = position; rot ≤ head_dim. */
+    void (*rope_kv)(op_dev_t *dev, float *qkv, const op_batch_t *batch,
+                    const op_attn_t *attn, const float *cos_sin, int rot,
+                    int mode, const op_kv_t *kv, int layer);
+
+    /* Causal paged attention of each row over positions 0 … pos[row] of its
+     * sequence.  q: the buffer rope_kv left (row stride (n_heads +
+     * 2 n_kv_heads) * head_dim); out: [rows, n_heads * head_dim] f32.
+     * Order (cpu_study.md §7): splits of 256 tokens; in a split, scores by
+     * fma over d ascending with q pre-scaled, maximum, own exp, sum per lane
+     * over pages then a fixed tree over 16 lanes, out by fma over tokens
+     * ascending; splits combined ascending.  The same for decode, prefill and
+     * verify.  ≤ 2e-3 absolute against ref for |v| ≤ 1. */
+    void (*attention)(op_dev_t *dev, float *out, const float *q,
+                      const op_batch_t *batch, const op_attn_t *attn,
+                      const op_kv_t *kv, int layer);
+
+    /* Bytes of one page over all layers. */
+    size_t (*kv_page_bytes)(op_dev_t *dev, int n_layers, int n_kv_heads,
+                            int head_dim);
+} op_table_t;
+
+#endif /* KERNELS_OP_OP_H */
