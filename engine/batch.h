@@ -1,0 +1,36 @@
+/*
+ * Plan → the arrays of one forward pass, and which of its rows are looked at.
+ */
+
+#ifndef ENGINE_BATCH_H
+#define ENGINE_BATCH_H
+
+#include "engine/base/status.h"
+#include "engine/sched/plan.h"
+#include "kernels/op/op.h"
+
+/* Why a row's logits are wanted. */
+typedef struct {
+    seq_t *seq;
+    int position; /* of the row */
+    bool sample;  /* draw the next token; else score the prompt's */
+} batch_out_t;
+
+typedef struct {
+    op_batch_t op;
+    int32_t *tokens;
+    int32_t *pos;
+    int32_t *row_start;
+    const int32_t **block_table;
+    int32_t *out_rows;
+    batch_out_t *outs; /* [op.n_out] */
+} batch_t;
+
+
+/* Room for steps of max_tokens tokens and max_seqs sequences. */
+int batch_init(batch_t *batch, int max_tokens, int max_seqs);
+void batch_fini(batch_t *batch);
+
+void batch_build(batch_t *batch, const plan_t *plan);
+
+#endif /* ENGINE_BATCH_H */

@@ -1,0 +1,194 @@
+/*
+ * Command line → settings.  One table row per key: name, kind, place, range.
+ */
+
+#include "engine/conf.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/base/log.h"
+
+typedef enum { CONF_STR, CONF_INT, CONF_SIZE, CONF_LEVEL } conf_kind_t;
+
+typedef struct {
+    const char *key;
+    conf_kind_t kind;
+    size_t offset;
+    long min;
+    long max;
+    bool automatic; /* "auto" stands for 0 */
+} conf_row_t;
+
+#define AT(field) offsetof(engine_conf_t, field)
+
+static const conf_row_t conf_rows[] = {
+    { "name", CONF_STR, AT(name), 0, 0, false },
+    { "model", CONF_STR, AT(model), 0, 0, false },
+    { "alias", CONF_STR, AT(alias), 0, 0, false },
+    { "device", CONF_STR, AT(device), 0, 0, false },
+    { "isa", CONF_STR, AT(isa), 0, 0, false },
+    { "chat_template", CONF_STR, AT(chat_template), 0, 0, false },
+    { "log", CONF_STR, AT(log), 0, 0, false },
+    { "log_level", CONF_LEVEL, AT(log_level), 0, 0, false },
+    { "max_model_len", CONF_INT, AT(max_model_len), 16, 1 << 24, true },
+    { "max_num_seqs", CONF_INT, AT(max_num_seqs), 1, 4096, false },
+    { "max_num_batched_tokens", CONF_INT, AT(max_num_batched_tokens), 1,
+      1 << 17, false },
+    { "kv_cache_memory", CONF_SIZE, AT(kv_cache_memory), 1, 0, false },
+    { "threads", CONF_INT, AT(threads), 1, 256, true },
+    { "workers", CONF_INT, AT(workers), 1, 256, false },
+};
+
+
+void
+engine_conf_init(engine_conf_t *conf)
+{
+    *conf = (engine_conf_t){
+        .name = "default",
+        .device = "auto",
+        .log_level = LOG_NOTICE,
+        .max_num_seqs = 128,
+        .max_num_batched_tokens = 2048,
+        .workers = 8,
+    };
+}
+
+
+/* "64M", "2G", "4096": bytes; false when it is none of these. */
+static bool
+parse_size(const char *text, uint64_t *bytes)
+{
+    char *end;
+
+    errno = 0;
+    const unsigned long long n = strtoull(text, &end, 10);
+
+    if (end == text || errno != 0 || text[0] == '-') {
+        return false;
+    }
+
+    int shift = 0;
+
+    if (*end != '\0') {
+        const char *units = "kKmMgG";
+        const char *unit = strchr(units, *end);
+
+        if (unit == NULL || end[1] != '\0') {
+            return false;
+        }
+
+        shift = 10 * (1 + (int) (unit - units) / 2);
+    }
+
+    *bytes = (uint64_t) n << shift;
+
+    return *bytes >> shift == n && n > 0;
+}
+
+
+static int
+conf_set_row(engine_conf_t *conf, const conf_row_t *row, const char *value,
+             llm_err_t *err)
+{
+    char *const place = (char *) conf + row->offset;
+    char *end;
+    long n;
+
+    switch (row->kind) {
+    case CONF_STR:
+        *(const char **) (void *) place = value;
+        return LLM_OK;
+
+    case CONF_LEVEL:
+        n = log_level(value);
+
+        if (n < 0) {
+            return llm_err_set(err, LLM_BADREQ, row->key,
+                               "log_level=%s: use emerg, alert, crit, error, "
+                               "warn, notice, info or debug",
+                               value);
+        }
+
+        *(int *) (void *) place = (int) n;
+        return LLM_OK;
+
+    case CONF_SIZE:
+        if (!parse_size(value, (uint64_t *) (void *) place)) {
+            return llm_err_set(err, LLM_BADREQ, row->key,
+                               "%s=%s: use bytes, or a number with k, m or g",
+                               row->key, value);
+        }
+
+        return LLM_OK;
+
+    case CONF_INT:
+        break;
+    }
+
+    if (row->automatic && strcmp(value, "auto") == 0) {
+        *(int *) (void *) place = 0;
+        return LLM_OK;
+    }
+
+    errno = 0;
+    n = strtol(value, &end, 10);
+
+    if (end == value || *end != '\0' || errno != 0 || n < row->min
+        || n > row->max) {
+        return llm_err_set(err, LLM_BADREQ, row->key,
+                           "%s=%s: use a number from %ld to %ld%s", row->key,
+                           value, row->min, row->max,
+                           row->automatic ? ", or auto" : "");
+    }
+
+    *(int *) (void *) place = (int) n;
+    return LLM_OK;
+}
+
+
+int
+engine_conf_set(engine_conf_t *conf, const char *word, llm_err_t *err)
+{
+    const char *eq = strchr(word, '=');
+
+    if (eq == NULL) {
+        return llm_err_set(err, LLM_BADREQ, NULL,
+                           "\"%s\" is not of the form key=value", word);
+    }
+
+    for (size_t i = 0; i < sizeof(conf_rows) / sizeof(conf_rows[0]); i++) {
+        const conf_row_t *row = &conf_rows[i];
+        const size_t len = (size_t) (eq - word);
+
+        if (strlen(row->key) == len && memcmp(row->key, word, len) == 0) {
+            return conf_set_row(conf, row, eq + 1, err);
+        }
+    }
+
+    return llm_err_set(err, LLM_BADREQ, NULL, "unknown setting \"%s\"", word);
+}
+
+
+int
+engine_conf_check(const engine_conf_t *conf, llm_err_t *err)
+{
+    if (conf->model == NULL || conf->model[0] == '\0') {
+        return llm_err_set(err, LLM_BADREQ, "model",
+                           "no model: give model=FILE, a GGUF file");
+    }
+
+    if (conf->max_num_batched_tokens < conf->max_num_seqs) {
+        return llm_err_set(err, LLM_BADREQ, "max_num_batched_tokens",
+                           "max_num_batched_tokens=%d is below "
+                           "max_num_seqs=%d: every running sequence needs a "
+                           "token in each step; raise the first or lower the "
+                           "second",
+                           conf->max_num_batched_tokens, conf->max_num_seqs);
+    }
+
+    return LLM_OK;
+}

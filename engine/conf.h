@@ -1,0 +1,41 @@
+/*
+ * The engine's settings: `key=value` words as nginx's llm_engine block and the
+ * command line give them.
+ */
+
+#ifndef ENGINE_CONF_H
+#define ENGINE_CONF_H
+
+#include <stdint.h>
+
+#include "engine/base/status.h"
+
+typedef struct {
+    const char *name;  /* of the llm_engine block */
+    const char *model; /* path of a GGUF file */
+    const char *alias; /* the name clients use; default: the file's name */
+    const char *device;
+    const char *isa;           /* instruction set override, or NULL */
+    const char *chat_template; /* path of a Jinja file, or NULL */
+    const char *log;           /* path, or NULL: standard error */
+    int log_level;
+    int max_model_len; /* 0: auto */
+    int max_num_seqs;
+    int max_num_batched_tokens;
+    uint64_t kv_cache_memory; /* bytes; 0: default share */
+    int threads;              /* 0: auto */
+    int workers;              /* worker indexes of the segment */
+} engine_conf_t;
+
+
+/* Fills *conf with the defaults. */
+void engine_conf_init(engine_conf_t *conf);
+
+/* Applies one word, "key=value"; strings are borrowed.  LLM_BADREQ with key,
+ * value and remedy. */
+int engine_conf_set(engine_conf_t *conf, const char *word, llm_err_t *err);
+
+/* What must hold once all words are applied. */
+int engine_conf_check(const engine_conf_t *conf, llm_err_t *err);
+
+#endif /* ENGINE_CONF_H */

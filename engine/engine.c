@@ -1,0 +1,292 @@
+/*
+ * Opening and closing an engine, and one turn of it.
+ *
+ * Start-up order: file, tokenizer and template (cheap, most mistakes show
+ * here), device, weights, KV pages.  Whatever fails says so in one sentence.
+ */
+
+#include "engine/engine.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/base/clock.h"
+#include "engine/base/log.h"
+#include "engine/emit.h"
+#include "engine/intake.h"
+#include "engine/kv/store.h"
+#include "engine/load.h"
+#include "engine/runner.h"
+#include "kernels/backend.h"
+
+enum { LOGIT_ROWS_MAX = 64 }; /* rows of logits computed at once */
+
+
+static int
+open_device(engine_t *engine, llm_err_t *err)
+{
+    op_err_t op_err = { .text = "" };
+    const op_open_t how = { .threads = engine->conf.threads,
+                            .isa = engine->conf.isa };
+
+    engine->ops = backend_find(engine->conf.device);
+
+    if (engine->ops == NULL) {
+        return llm_err_set(err, LLM_ERROR, NULL,
+                           "device %s is not known: use auto or cpu",
+                           engine->conf.device);
+    }
+
+    engine->dev = engine->ops->open(&how, &op_err);
+
+    if (engine->dev == NULL) {
+        return llm_err_set(err, LLM_ERROR, NULL, "device %s: %s",
+                           engine->conf.device, op_err.text);
+    }
+
+    return LLM_OK;
+}
+
+
+/* Weights, then pages.  With max_model_len auto the context is what the model
+ * was trained for, or what fits. */
+static int
+open_model(engine_t *engine, const gguf_t *gguf, llm_err_t *err)
+{
+    const engine_conf_t *conf = &engine->conf;
+    model_config_t config;
+
+    int rc = model_config_read(gguf, &config, err);
+
+    if (rc != LLM_OK) {
+        return rc;
+    }
+
+    if (config.n_vocab != tok_n_vocab(engine->tok)) {
+        return llm_err_set(err, LLM_ERROR, NULL,
+                           "the file has %d tokens but embeds %d",
+                           tok_n_vocab(engine->tok), config.n_vocab);
+    }
+
+    memcpy(engine->model_name, config.name, sizeof(engine->model_name));
+    engine->model_name[sizeof(engine->model_name) - 1] = '\0';
+
+    if (conf->max_model_len > config.n_ctx) {
+        log_write(LOG_WARN,
+                  "model: max_model_len %d is beyond the %d tokens that the "
+                  "model was trained for",
+                  conf->max_model_len, config.n_ctx);
+    }
+
+    engine->max_model_len =
+        conf->max_model_len > 0 ? conf->max_model_len : config.n_ctx;
+
+    engine->max_out = conf->max_num_seqs < LOGIT_ROWS_MAX ? conf->max_num_seqs
+                                                          : LOGIT_ROWS_MAX;
+
+    const model_load_t how = {
+        .ops = engine->ops,
+        .dev = engine->dev,
+        .max_rows = conf->max_num_batched_tokens,
+        .max_seqs = conf->max_num_seqs,
+        .max_out = engine->max_out,
+        .max_len = engine->max_model_len,
+    };
+
+    rc = model_load(gguf, &how, &engine->model, err);
+
+    if (rc != LLM_OK) {
+        return rc;
+    }
+
+    engine->kv = (op_kv_t){ .n_layers = config.n_layers,
+                            .n_kv_heads = config.n_kv_heads,
+                            .head_dim = config.head_dim };
+
+    return LLM_OK;
+}
+
+
+static int
+open_pages(engine_t *engine, llm_err_t *err)
+{
+    const engine_conf_t *conf = &engine->conf;
+    const size_t page_bytes = model_page_bytes(engine->model);
+    int len = engine->max_model_len;
+
+    int rc = kv_store_pages(page_bytes, conf->kv_cache_memory,
+                            conf->max_num_seqs, len, &engine->kv.n_pages, err);
+
+    /* auto: shorten the context until one sequence fits */
+    while (rc == LLM_LIMIT && conf->max_model_len == 0 && len > 2 * KV_PAGE) {
+        len = len / 2;
+        rc = kv_store_pages(page_bytes, conf->kv_cache_memory,
+                            conf->max_num_seqs, len, &engine->kv.n_pages, err);
+    }
+
+    if (rc != LLM_OK) {
+        return rc;
+    }
+
+    if (len < engine->max_model_len) {
+        log_write(LOG_WARN,
+                  "kv: max_model_len auto: %d tokens instead of %d, "
+                  "because the KV cache is small",
+                  len, engine->max_model_len);
+        engine->max_model_len = len;
+    }
+
+    rc = kv_store_create(engine->ops, engine->dev, &engine->kv, err);
+
+    if (rc != LLM_OK) {
+        return rc;
+    }
+
+    const sched_conf_t sched_conf = {
+        .max_tokens = conf->max_num_batched_tokens,
+        .max_seqs = conf->max_num_seqs,
+    };
+
+    engine->pool = kv_pool_create(engine->kv.n_pages);
+    engine->sched =
+        engine->pool == NULL ? NULL : sched_create(&sched_conf, engine->pool);
+    engine->samp = samp_create(model_config(engine->model)->n_vocab);
+
+    if (engine->sched == NULL || engine->samp == NULL
+        || batch_init(&engine->batch, conf->max_num_batched_tokens,
+                      conf->max_num_seqs)
+               != LLM_OK)
+    {
+        return llm_err_set(err, LLM_NOMEM, NULL, "no memory for the batch");
+    }
+
+    llm_stats_set(&engine->stats->pages_total, (uint64_t) engine->kv.n_pages);
+
+    log_write(LOG_NOTICE,
+              "kv: %d pages of 16 tokens, %.1f MiB: %d tokens, %.1f sequences "
+              "of %d tokens at once",
+              engine->kv.n_pages,
+              (double) page_bytes * engine->kv.n_pages / 1048576.0,
+              engine->kv.n_pages * KV_PAGE,
+              (double) engine->kv.n_pages / kv_pages_for(len), len);
+
+    return LLM_OK;
+}
+
+
+int
+engine_open(const engine_conf_t *conf, engine_t **out, llm_err_t *err)
+{
+    gguf_t *gguf = NULL;
+    engine_t *engine = calloc(1, sizeof(engine_t));
+
+    if (engine == NULL) {
+        return llm_err_set(err, LLM_NOMEM, NULL, "no memory");
+    }
+
+    const uint64_t start = clock_now_ns();
+
+    engine->conf = *conf;
+    engine->stats = &engine->own_stats;
+    list_init(&engine->requests);
+
+    int rc = gguf_open(conf->model, &gguf, err);
+
+    if (rc == LLM_OK) {
+        rc = load_text(engine, gguf, err);
+    }
+
+    if (rc == LLM_OK) {
+        rc = open_device(engine, err);
+    }
+
+    if (rc == LLM_OK) {
+        rc = open_model(engine, gguf, err);
+    }
+
+    gguf_close(gguf);
+
+    if (rc == LLM_OK) {
+        rc = open_pages(engine, err);
+    }
+
+    if (rc != LLM_OK) {
+        engine_close(engine);
+        return rc;
+    }
+
+    log_write(LOG_NOTICE,
+              "model: \"%s\" on %s (%s), weights %.1f MiB, "
+              "activations %.1f MiB, ready in %.2f s",
+              engine->model_name, engine->ops->name,
+              engine->ops->describe(engine->dev),
+              (double) model_weight_bytes(engine->model) / 1048576.0,
+              (double) model_activation_bytes(engine->model) / 1048576.0,
+              (double) (clock_now_ns() - start) / 1e9);
+
+    *out = engine;
+
+    return LLM_OK;
+}
+
+
+void
+engine_close(engine_t *engine)
+{
+    if (engine == NULL) {
+        return;
+    }
+
+    while (!list_empty(&engine->requests)) {
+        request_t *req = list_entry(engine->requests.next, request_t, link);
+
+        emit_abort(engine, req);
+        request_destroy(req);
+    }
+
+    batch_fini(&engine->batch);
+    samp_destroy(engine->samp);
+    sched_destroy(engine->sched);
+    kv_pool_destroy(engine->pool);
+
+    if (engine->kv.base != NULL) {
+        kv_store_destroy(engine->ops, engine->dev, &engine->kv);
+    }
+
+    model_free(engine->model);
+
+    if (engine->dev != NULL) {
+        engine->ops->close(engine->dev);
+    }
+
+    chat_template_destroy(engine->tmpl);
+    tok_destroy(engine->tok);
+    tok_ids_fini(&engine->ids);
+    buf_fini(&engine->prompt.text);
+    buf_fini(&engine->prompt.trusted);
+    free(engine->bos_text);
+    free(engine->eos_text);
+    free(engine);
+}
+
+
+bool
+engine_step(engine_t *engine)
+{
+    const plan_t *plan = sched_step(engine->sched);
+
+    if (plan->n_rows > 0) {
+        runner_step(engine, plan);
+    }
+
+    llm_stats_t *stats = engine->stats;
+    const int used =
+        kv_pool_pages(engine->pool) - kv_pool_free_pages(engine->pool);
+
+    llm_stats_set(&stats->running, (uint64_t) sched_running(engine->sched));
+    llm_stats_set(&stats->waiting, (uint64_t) sched_waiting(engine->sched));
+    llm_stats_set(&stats->pages_used, (uint64_t) used);
+    llm_stats_set(&stats->preemptions, sched_preemptions(engine->sched));
+
+    return plan->n_rows > 0;
+}

@@ -1,0 +1,69 @@
+/*
+ * The engine: a model on a device, its pages, its scheduler, its requests.
+ *
+ * engine_open() reserves everything big; engine_step() is one turn.  How
+ * requests arrive and how records leave is somebody else's: the port (shared
+ * memory, serve) or the command line.
+ */
+
+#ifndef ENGINE_ENGINE_H
+#define ENGINE_ENGINE_H
+
+#include <stdbool.h>
+
+#include "engine/batch.h"
+#include "engine/chat/template.h"
+#include "engine/conf.h"
+#include "engine/ipc/stats.h"
+#include "engine/kv/pool.h"
+#include "engine/model/model.h"
+#include "engine/request.h"
+#include "engine/sample/sampler.h"
+#include "engine/sched/sched.h"
+#include "engine/text/tokenizer.h"
+
+typedef struct engine_s engine_t;
+
+struct engine_s {
+    engine_conf_t conf;
+    const op_table_t *ops;
+    op_dev_t *dev;
+    model_t *model;
+    char model_name[256]; /* general.name of the file */
+    tok_t *tok;
+    chat_template_t *tmpl;
+    bool own_template; /* from the file or chat_template, not the fallback */
+    char *bos_text;
+    char *eos_text;
+    int max_model_len;
+    int max_out; /* rows of logits computed at once */
+
+    op_kv_t kv;
+    kv_pool_t *pool;
+    sched_t *sched;
+    batch_t batch;
+    samp_t *samp;
+
+    list_t requests;
+    uint64_t arrivals;
+    chat_output_t prompt; /* scratch of intake */
+    tok_ids_t ids;        /* scratch of intake */
+
+    llm_stats_t *stats; /* the segment's, or own_stats */
+    llm_stats_t own_stats;
+
+    struct port_s *port; /* for on_token */
+
+    /* called for each generated token, in order; NULL: nobody listens */
+    void (*on_token)(engine_t *engine, request_t *req, int32_t token);
+};
+
+
+/* Loads the model and reserves memory.  err: one sentence with the remedy. */
+int engine_open(const engine_conf_t *conf, engine_t **engine, llm_err_t *err);
+void engine_close(engine_t *engine);
+
+/* One step: schedule, run, sample, emit.  False when nothing can run now. */
+bool engine_step(engine_t *engine);
+
+#endif /* ENGINE_ENGINE_H */

@@ -1,0 +1,56 @@
+/*
+ * The engine on one page:
+ *
+ *   intake   what workers submitted → template → tokens → queue
+ *   step     schedule → run the model over the mixed batch → sample → emit
+ *   flush    records → slots, bells
+ *   wait     sleep on the doorbell when there is nothing to do
+ */
+
+#include "engine/loop.h"
+
+#include "engine/base/log.h"
+#include "engine/engine.h"
+#include "engine/port.h"
+
+enum { EXIT_NO_RESPAWN = 2 };
+
+
+int
+loop_serve(const engine_conf_t *conf)
+{
+    llm_err_t err = { .text = "" };
+    engine_t *engine = NULL;
+    port_t port;
+
+    if (port_attach(&port, conf->workers, &err) != LLM_OK) {
+        log_write(LOG_EMERG, "llm_engine \"%s\": %s", conf->name, err.text);
+        return EXIT_NO_RESPAWN;
+    }
+
+    if (engine_open(conf, &engine, &err) != LLM_OK) {
+        log_write(LOG_EMERG, "llm_engine \"%s\": %s", conf->name, err.text);
+        port_failed(&port, err.text);
+        port_detach(&port);
+        return EXIT_NO_RESPAWN;
+    }
+
+    port_ready(&port, engine);
+
+    while (!port_done(&port, engine)) {
+        port_intake(&port, engine);
+
+        const bool busy = engine_step(engine);
+
+        port_flush(&port, engine);
+        port_wait(&port, engine, busy);
+    }
+
+    log_write(LOG_NOTICE, "llm_engine \"%s\": leaving%s", conf->name,
+              port.terminate ? ", terminated" : "");
+
+    engine_close(engine);
+    port_detach(&port);
+
+    return 0;
+}

@@ -1,0 +1,76 @@
+/*
+ * llm-engine: serve (started by nginx), or one of the commands for people.
+ */
+
+#include <stdio.h>
+#include <string.h>
+
+#include "engine/base/log.h"
+#include "engine/cli.h"
+#include "engine/loop.h"
+
+static const char usage[] =
+    "usage: llm-engine COMMAND --model FILE [options]\n"
+    "\n"
+    "  generate    --prompt TEXT | --chat TEXT   print what follows\n"
+    "  bench       prefill and decode speed\n"
+    "  tokenize    --prompt TEXT | --file FILE   print token ids\n"
+    "  perplexity  --file FILE                   of a text\n"
+    "  serve       key=value ...                 started by nginx\n"
+    "\n"
+    "options of all commands: --threads N, --isa baseline|avx2|avx512,\n"
+    "  --device cpu|ref, --max-model-len N, --max-num-batched-tokens N,\n"
+    "  --max-num-seqs N, --kv-cache-memory SIZE, --log-level LEVEL\n"
+    "generate: --max-tokens N, --temperature T, --top-k N, --top-p P,\n"
+    "  --min-p P, --seed N, --ignore-eos\n"
+    "bench: --prompt-tokens N, --gen N, --batch N, --depth N, --repeat N\n"
+    "perplexity: --chunk N\n";
+
+
+static int
+serve(int argc, char **argv)
+{
+    engine_conf_t conf;
+    llm_err_t err;
+
+    engine_conf_init(&conf);
+
+    for (int i = 2; i < argc; i++) {
+        if (engine_conf_set(&conf, argv[i], &err) != LLM_OK) {
+            log_write(LOG_EMERG, "llm-engine: %s", err.text);
+            return 2;
+        }
+    }
+
+    if (engine_conf_check(&conf, &err) != LLM_OK) {
+        log_write(LOG_EMERG, "llm-engine: %s", err.text);
+        return 2;
+    }
+
+    if (log_open(conf.log, conf.log_level) != LLM_OK) {
+        log_write(LOG_EMERG, "llm-engine: cannot open log \"%s\"", conf.log);
+        return 2;
+    }
+
+    return loop_serve(&conf);
+}
+
+
+int
+main(int argc, char **argv)
+{
+    if (argc >= 2 && strcmp(argv[1], "serve") == 0) {
+        return serve(argc, argv);
+    }
+
+    if (argc >= 2) {
+        const int rc = cli_main(argc - 1, argv + 1);
+
+        if (rc >= 0) {
+            return rc;
+        }
+    }
+
+    fputs(usage, stderr);
+    return 1;
+}

@@ -1,0 +1,573 @@
+/*
+ * The engine's end of the shared segment.
+ *
+ * What workers wrote is checked before use: slot numbers against the geometry,
+ * lengths against the area, tickets against the request in hand.
+ */
+
+#include "engine/port.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "engine/base/clock.h"
+#include "engine/base/log.h"
+#include "engine/emit.h"
+#include "engine/intake.h"
+
+enum {
+    IDLE_MS = 1000,    /* heartbeat and worker check while idle */
+    QUIT_MS = 50,      /* the same while draining */
+    BUSY_CHECK_MS = 5, /* descriptors are looked at this often */
+};
+
+/* nginx's ngx_channel_t and its commands (src/os/unix/ngx_channel.h) */
+typedef struct {
+    uint64_t command;
+    int32_t pid;
+    int64_t slot;
+    int32_t fd;
+} channel_msg_t;
+
+enum { CHANNEL_QUIT = 3, CHANNEL_TERMINATE = 4, CHANNEL_REOPEN = 5 };
+
+static volatile sig_atomic_t signal_quit;
+static volatile sig_atomic_t signal_terminate;
+
+
+static void
+on_signal(int signo)
+{
+    if (signo == SIGQUIT) {
+        signal_quit = 1;
+    } else {
+        signal_terminate = 1;
+    }
+}
+
+
+static void
+ring_bell(int fd)
+{
+    const uint64_t one = 1;
+
+    if (write(fd, &one, sizeof(one)) == -1) {
+        /* a full counter has been rung already */
+    }
+}
+
+
+static void
+ring_all(const port_t *port)
+{
+    for (int w = 0; w < port->n_workers; w++) {
+        ring_bell(PORT_FD_BELLS + w);
+    }
+}
+
+
+static int
+slot_index(const port_t *port, uint32_t worker, uint32_t slot)
+{
+    return (int) (worker * port->shm.geo.slots_per_worker + slot);
+}
+
+
+static llm_slot_t *
+slot_of(const port_t *port, const request_t *req)
+{
+    return llm_shm_slot(&port->shm, req->from.worker, req->from.slot);
+}
+
+
+int
+port_attach(port_t *port, int n_workers, llm_err_t *err)
+{
+    const struct sigaction action = { .sa_handler = on_signal };
+    char why[256];
+
+    *port = (port_t){
+        .n_workers = n_workers, .lifeline = true, .channel = true, .live = 1
+    };
+
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGQUIT, &action, NULL);
+    signal(SIGPIPE, SIG_IGN);
+
+    if (llm_shm_attach(PORT_FD_SEGMENT, &port->shm, why, sizeof(why)) != 0) {
+        return llm_err_set(err, LLM_ERROR, NULL,
+                           "no shared segment: %s (llm-engine serve is "
+                           "started by nginx)",
+                           why);
+    }
+
+    if (port->shm.geo.n_workers != (uint32_t) n_workers) {
+        llm_shm_detach(&port->shm);
+        return llm_err_set(err, LLM_ERROR, NULL,
+                           "workers=%d, but the segment has %u", n_workers,
+                           port->shm.geo.n_workers);
+    }
+
+    const size_t slots = (size_t) n_workers * port->shm.geo.slots_per_worker;
+
+    port->dirty = calloc((size_t) n_workers, sizeof(bool));
+    port->by_slot = calloc(slots, sizeof(request_t *));
+
+    if (port->dirty == NULL || port->by_slot == NULL) {
+        return llm_err_set(err, LLM_NOMEM, NULL, "no memory");
+    }
+
+    llm_shm_takeover(&port->shm, (int32_t) getpid());
+    atomic_store(&port->shm.header->heartbeat_ns, clock_now_ns());
+    ring_all(port);
+
+    return LLM_OK;
+}
+
+
+void
+port_detach(port_t *port)
+{
+    if (atomic_load(&port->shm.header->state) != LLM_ENGINE_FAILED) {
+        atomic_store(&port->shm.header->state, LLM_ENGINE_ABSENT);
+    }
+
+    ring_all(port);
+    llm_shm_detach(&port->shm);
+    free(port->dirty);
+    free(port->by_slot);
+}
+
+
+void
+port_failed(port_t *port, const char *reason)
+{
+    llm_header_t *header = port->shm.header;
+
+    snprintf(header->reason, sizeof(header->reason), "%s", reason);
+    atomic_store(&header->state, LLM_ENGINE_FAILED);
+    ring_all(port);
+}
+
+
+static void
+log_token(engine_t *engine, request_t *req, int32_t token)
+{
+    const port_t *port = engine->port;
+    llm_slot_t *slot = slot_of(port, req);
+    const uint32_t n =
+        atomic_load_explicit(&slot->log_len, memory_order_relaxed);
+
+    if (n < port->shm.geo.log_tokens) {
+        llm_shm_log(&port->shm, req->from.worker, req->from.slot)[n] = token;
+        atomic_store_explicit(&slot->log_len, n + 1, memory_order_release);
+    }
+}
+
+
+void
+port_ready(port_t *port, engine_t *engine)
+{
+    llm_header_t *header = port->shm.header;
+    llm_card_t *card = &header->card;
+    const char *alias = engine->conf.alias;
+
+    if (alias == NULL) {
+        const char *slash = strrchr(engine->conf.model, '/');
+        alias = slash != NULL ? slash + 1 : engine->conf.model;
+    }
+
+    snprintf(card->alias, sizeof(card->alias), "%s", alias);
+    snprintf(card->root, sizeof(card->root), "%s", engine->model_name);
+    card->created = (uint64_t) time(NULL);
+    card->max_model_len = (uint32_t) engine->max_model_len;
+    card->n_vocab = (uint32_t) tok_n_vocab(engine->tok);
+    card->has_chat_template = engine->own_template;
+    card->max_num_seqs = (uint32_t) engine->conf.max_num_seqs;
+
+    engine->port = port;
+    engine->on_token = log_token;
+    llm_stats_set(&port->shm.stats->pages_total, (uint64_t) engine->kv.n_pages);
+    engine->stats = port->shm.stats;
+
+    atomic_store(&header->state, LLM_ENGINE_READY);
+    ring_all(port);
+}
+
+
+/* Hands the slot back: the last thing that happens to a request. */
+static void
+slot_close(port_t *port, uint32_t worker, uint32_t slot, uint32_t ticket)
+{
+    llm_slot_t *s = llm_shm_slot(&port->shm, worker, slot);
+
+    port->by_slot[slot_index(port, worker, slot)] = NULL;
+    atomic_store_explicit(&s->done, ticket, memory_order_release);
+    port->dirty[worker] |= llm_slot_notify(&port->shm, worker, slot);
+}
+
+
+static void
+slot_submit(port_t *port, engine_t *engine, uint32_t worker, uint32_t slot)
+{
+    llm_slot_t *s = llm_shm_slot(&port->shm, worker, slot);
+    const uint32_t ticket =
+        atomic_load_explicit(&s->ticket, memory_order_acquire);
+    const uint32_t len = s->request_len;
+    const uint64_t now = clock_now_ns();
+    const uint64_t submit_ns = s->submit_ns < now ? s->submit_ns : now;
+
+    if (s->epoch != atomic_load(&port->shm.header->epoch)) {
+        return; /* meant for an engine that has died */
+    }
+
+    if (port->by_slot[slot_index(port, worker, slot)] != NULL
+        || len > port->shm.geo.request_bytes || ticket == 0)
+    {
+        log_write(LOG_ERR, "port: worker %u submitted slot %u wrongly", worker,
+                  slot);
+        return;
+    }
+
+    atomic_store(&s->log_len, 0);
+    atomic_store(&s->want_space, 0);
+
+    /* the request's slot is known before intake: tokenize writes the log */
+    const request_origin_t origin = { worker, slot, ticket, submit_ns };
+    request_t *req = intake_request(
+        engine, llm_shm_request(&port->shm, worker, slot), len, &origin);
+
+    if (req == NULL) {
+        slot_close(port, worker, slot, ticket);
+        return;
+    }
+
+    port->by_slot[slot_index(port, worker, slot)] = req;
+}
+
+
+static void
+port_operation(port_t *port, engine_t *engine, uint32_t worker, uint32_t op,
+               uint32_t slot)
+{
+    request_t *req = port->by_slot[slot_index(port, worker, slot)];
+
+    switch (op) {
+    case LLM_OP_SUBMIT:
+        slot_submit(port, engine, worker, slot);
+        break;
+
+    case LLM_OP_CANCEL:
+        if (req != NULL
+            && atomic_load(&slot_of(port, req)->cancel) == req->from.ticket) {
+            emit_abort(engine, req);
+        }
+        break;
+
+    case LLM_OP_SPACE:
+        if (req != NULL) {
+            req->seq.parked = false;
+        }
+        break;
+    }
+}
+
+
+void
+port_intake(port_t *port, engine_t *engine)
+{
+    uint32_t op, slot;
+
+    for (uint32_t w = 0; w < (uint32_t) port->n_workers; w++) {
+        int rc = LLM_RING_OK;
+
+        /* one lap at most, so that one worker cannot hold the loop */
+        for (uint32_t i = 0; i < llm_shm_submit_cap(&port->shm); i++) {
+            rc = llm_engine_pop(&port->shm, w, &op, &slot);
+
+            if (rc != LLM_RING_OK) {
+                break;
+            }
+
+            port_operation(port, engine, w, op, slot);
+        }
+
+        if (rc == LLM_RING_CORRUPT) {
+            log_write(LOG_ERR, "port: worker %u: nonsense in its submit ring",
+                      w);
+        }
+    }
+}
+
+
+/* Writes what fits.  False when the slot's ring is corrupt. */
+static bool
+request_flush(port_t *port, request_t *req)
+{
+    llm_slot_t *slot = slot_of(port, req);
+    uint8_t *data = llm_shm_out(&port->shm, req->from.worker, req->from.slot);
+    bool wrote = false;
+    uint32_t len;
+
+    while (req->out_pos < req->out.len) {
+        const char *record = req->out.data + req->out_pos;
+        memcpy(&len, record, sizeof(len));
+
+        const int rc =
+            llm_record_write(&slot->out, data, port->shm.geo.out_bytes,
+                             record + sizeof(len), len);
+
+        if (rc == LLM_RING_OK) {
+            req->out_pos += sizeof(len) + len;
+            wrote = true;
+            continue;
+        }
+
+        if (rc != LLM_RING_FULL) {
+            return false;
+        }
+
+        if (llm_slot_want_space(&port->shm, req->from.worker, req->from.slot,
+                                (uint32_t) sizeof(len) + len))
+        {
+            break;
+        }
+    }
+
+    buf_consume(&req->out, req->out_pos);
+    req->out_pos = 0;
+    req->seq.parked = req->out.len > 0;
+
+    if (wrote) {
+        port->dirty[req->from.worker] |=
+            llm_slot_notify(&port->shm, req->from.worker, req->from.slot);
+    }
+
+    return true;
+}
+
+
+void
+port_flush(port_t *port, engine_t *engine)
+{
+    uint64_t parked = 0, used = 0;
+
+    for (list_t *l = engine->requests.next, *next; l != &engine->requests;
+         l = next) {
+        request_t *req = list_entry(l, request_t, link);
+        next = l->next;
+
+        if (req->out.len > 0 && !req->seq.parked && !request_flush(port, req)) {
+            log_write(LOG_ERR,
+                      "port: worker %u, slot %u: output ring is "
+                      "corrupt",
+                      req->from.worker, req->from.slot);
+            emit_abort(engine, req);
+        }
+
+        if (req->finished && req->out.len == 0) {
+            slot_close(port, req->from.worker, req->from.slot,
+                       req->from.ticket);
+            request_destroy(req);
+            continue;
+        }
+
+        used++;
+        parked += req->seq.parked;
+    }
+
+    for (int w = 0; w < port->n_workers; w++) {
+        if (port->dirty[w]) {
+            port->dirty[w] = false;
+            ring_bell(PORT_FD_BELLS + w);
+        }
+    }
+
+    llm_stats_set(&engine->stats->parked, parked);
+    llm_stats_set(&engine->stats->slots_used, used);
+}
+
+
+/* The worker is gone: so are its clients. */
+static void
+worker_clear(port_t *port, engine_t *engine, uint32_t w)
+{
+    int dropped = 0;
+
+    for (uint32_t s = 0; s < port->shm.geo.slots_per_worker; s++) {
+        request_t *req = port->by_slot[slot_index(port, w, s)];
+
+        if (req != NULL) {
+            emit_abort(engine, req);
+            slot_close(port, w, s, req->from.ticket);
+            request_destroy(req);
+            dropped++;
+        }
+    }
+
+    llm_worker_free(&port->shm, w);
+    port->dirty[w] = false;
+
+    if (dropped > 0) {
+        log_write(LOG_NOTICE,
+                  "port: worker index %u has gone, %d requests "
+                  "dropped",
+                  w, dropped);
+    }
+}
+
+
+/* How many workers live; clears those that do not. */
+static int
+check_workers(port_t *port, engine_t *engine)
+{
+    int live = 0;
+
+    for (uint32_t w = 0; w < (uint32_t) port->n_workers; w++) {
+        if (llm_worker_reap(&port->shm, w)) {
+            worker_clear(port, engine, w);
+        }
+
+        live += atomic_load(&llm_shm_worker(&port->shm, w)->state)
+                == LLM_WORKER_LIVE;
+    }
+
+    return live;
+}
+
+
+static void
+read_channel(port_t *port)
+{
+    channel_msg_t msg;
+    char control[CMSG_SPACE(sizeof(int))];
+    struct iovec iov = { &msg, sizeof(msg) };
+    struct msghdr head = { .msg_iov = &iov,
+                           .msg_iovlen = 1,
+                           .msg_control = control,
+                           .msg_controllen = sizeof(control) };
+
+    const ssize_t n =
+        recvmsg(PORT_FD_CHANNEL, &head, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+
+    if (n == 0) {
+        port->channel = false;
+        return;
+    }
+
+    if (n < (ssize_t) sizeof(msg.command)) {
+        return;
+    }
+
+    /* the master announces each new worker with a descriptor */
+    struct cmsghdr *c = CMSG_FIRSTHDR(&head);
+
+    if (c != NULL && c->cmsg_type == SCM_RIGHTS) {
+        int fd;
+        memcpy(&fd, CMSG_DATA(c), sizeof(fd));
+        close(fd);
+    }
+
+    switch (msg.command) {
+    case CHANNEL_QUIT:
+        port->quit = true;
+        break;
+    case CHANNEL_TERMINATE:
+        port->terminate = true;
+        break;
+    case CHANNEL_REOPEN:
+        log_reopen();
+        break;
+    }
+}
+
+
+static bool
+rings_empty(const port_t *port)
+{
+    for (int w = 0; w < port->n_workers; w++) {
+        llm_ring_t *ring = &llm_shm_worker(&port->shm, (uint32_t) w)->submit;
+
+        if (atomic_load(&ring->head) != atomic_load(&ring->tail)) {
+            return false;
+        }
+    }
+
+    return true;
+}
+
+
+static void
+poll_descriptors(port_t *port, int timeout_ms)
+{
+    uint64_t count;
+    char byte;
+
+    struct pollfd fds[3] = {
+        { .fd = PORT_FD_DOORBELL, .events = POLLIN },
+        { .fd = port->lifeline ? PORT_FD_LIFELINE : -1, .events = POLLIN },
+        { .fd = port->channel ? PORT_FD_CHANNEL : -1, .events = POLLIN },
+    };
+
+    if (poll(fds, 3, timeout_ms) <= 0) {
+        return;
+    }
+
+    if ((fds[0].revents & POLLIN)
+        && read(PORT_FD_DOORBELL, &count, sizeof(count)) == -1)
+    {
+        /* somebody else's edge */
+    }
+
+    if (fds[1].revents && read(PORT_FD_LIFELINE, &byte, 1) == 0) {
+        port->lifeline = false;
+    }
+
+    if (fds[2].revents) {
+        read_channel(port);
+    }
+}
+
+
+void
+port_wait(port_t *port, engine_t *engine, bool busy)
+{
+    llm_header_t *header = port->shm.header;
+    const uint64_t now = clock_now_ns();
+
+    atomic_store(&header->heartbeat_ns, now);
+
+    if (busy) {
+        if (now - port->checked_ns < BUSY_CHECK_MS * 1000000ull) {
+            return;
+        }
+
+        poll_descriptors(port, 0);
+    } else {
+        if (llm_engine_doze(&port->shm)) {
+            poll_descriptors(port, port->quit ? QUIT_MS : IDLE_MS);
+            llm_engine_wake(&port->shm);
+        }
+    }
+
+    port->quit |= signal_quit != 0;
+    port->terminate |= signal_terminate != 0;
+    port->live = check_workers(port, engine);
+    port->checked_ns = clock_now_ns();
+}
+
+
+bool
+port_done(const port_t *port, const engine_t *engine)
+{
+    return port->terminate || !port->lifeline
+           || (port->quit && port->live == 0 && list_empty(&engine->requests)
+               && rings_empty(port));
+}

@@ -1,0 +1,12 @@
+/* Plan → forward pass → sampled tokens.  The only caller of the model. */
+
+#ifndef ENGINE_RUNNER_H
+#define ENGINE_RUNNER_H
+
+#include "engine/engine.h"
+
+
+/* Runs one step and hands each result to emit.c. */
+void runner_step(engine_t *engine, const plan_t *plan);
+
+#endif /* ENGINE_RUNNER_H */
