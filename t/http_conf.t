@@ -1,0 +1,118 @@
+#!/usr/bin/perl
+
+# Wrong configuration fails `nginx -t` with file, line, directive, value and a
+# remedy; conf/llm.conf itself is good.
+
+use strict;
+use warnings;
+use FindBin;
+use lib "$FindBin::Bin/lib";
+use LLM::Test;
+use Test::More;
+
+plan skip_all => 'LLM_TEST_MODEL is not set' unless $ENV{LLM_TEST_MODEL};
+
+my $t = LLM::Test->new;
+my $good = do { open my $f, '<', $t->{conf_path} or die; local $/; <$f> };
+
+my ($status, $out) = $t->test_conf;
+is $status, 0, 'the base is good' or diag $out;
+
+# lines of the engine block that must work
+my @right = ('device cpu;', 'device auto;', 'block_size 16;',
+    'max_model_len 2048;', 'max_model_len auto;', 'max_num_seqs 1;',
+    'max_num_batched_tokens 4096;', 'kv_cache_memory 64m;', 'threads 2;',
+    'threads auto;', 'slots 64;');
+
+for my $line (@right) {
+    $t->write_conf($good =~ s/(llm_engine chat \{)/$1 $line/r);
+    ($status, $out) = $t->test_conf;
+    is $status, 0, "good: $line" or diag $out;
+}
+
+# and those that must not: (line, what the message names)
+my @wrong = (
+    ['nonsense on;', qr/nonsense/],
+    ['device tpu;', qr/device.*tpu.*(auto|cpu)/],
+    ['device;', qr/device/],
+    ['block_size 32;', qr/block_size.*32.*16/],
+    ['max_model_len 0;', qr/max_model_len.*0/],
+    ['max_model_len many;', qr/max_model_len.*many/],
+    ['max_num_seqs 0;', qr/max_num_seqs.*0/],
+    ['max_num_seqs 99999999;', qr/max_num_seqs.*99999999/],
+    ['max_num_batched_tokens x;', qr/max_num_batched_tokens.*x/],
+    ['max_num_seqs 64; max_num_batched_tokens 32;',
+        qr/max_num_batched_tokens.*max_num_seqs/],
+    ['kv_cache_memory lots;', qr/kv_cache_memory.*lots/],
+    ['threads -1;', qr/threads.*-1/],
+    ['slots 3;', qr/slots.*3/],
+    ['device cpu; device cpu;', qr/device.*duplicate/],
+    ['chat_template /nonexistent.jinja;', qr/chat_template.*nonexistent/],
+);
+
+for my $case (@wrong) {
+    my ($line, $like) = @$case;
+    $t->write_conf($good =~ s/(llm_engine chat \{)/$1 $line/r);
+    ($status, $out) = $t->test_conf;
+    is $status, 1, "refused: $line" or diag $out;
+    like $out, $like, 'names it';
+    like $out, qr/nginx\.conf:\d+/, 'with file and line';
+}
+
+my @whole = (
+    ['no model', sub { s/model %?\S+ alias=smollm2;//r }, qr/model/],
+    ['a model that is not there',
+        sub { s{model \S+ alias}{model /nonexistent.gguf alias}r },
+        qr/nonexistent\.gguf/],
+    ['an engine binary that is not there',
+        sub { s{program \S+;}{program /nonexistent/llm-engine;}r },
+        qr/nonexistent/],
+    ['an engine name that is not defined',
+        sub { s/llm_pass chat;/llm_pass chatt;/r }, qr/chatt/],
+    ['the same name twice',
+        sub { s/(llm_engine chat \{.*?\n    \})/$1\n$1/sr },
+        qr/chat.*(duplicate|twice|already)/],
+    ['llm_pass twice', sub { s/llm_pass chat;/llm_pass chat; llm_pass chat;/r },
+        qr/llm_pass.*duplicate/],
+    ['llm_pass without a name', sub { s/llm_pass chat;/llm_pass;/r },
+        qr/llm_pass/],
+    ['llm_timeout soon', sub { s/llm_pass chat;/llm_pass chat; llm_timeout x;/r },
+        qr/llm_timeout/],
+    ['llm_engine in server', sub { s/server \{/server { llm_engine x { }/r },
+        qr/llm_engine/],
+);
+
+for my $case (@whole) {
+    my ($name, $change, $like) = @$case;
+    local $_ = $good;
+    $t->write_conf($change->());
+    ($status, $out) = $t->test_conf;
+    is $status, 1, "refused: $name" or diag $out;
+    like $out, $like, 'names it' or diag $out;
+}
+
+# --- the example with every directive ---
+
+my $llm = do { open my $f, '<', "$FindBin::Bin/../conf/llm.conf" or die;
+    local $/; <$f> };
+$llm =~ s{modules/ngx_http_llm_module}{%%DIR%%/bin/ngx_http_llm_module};
+$llm =~ s{/var/lib/llm/\S+\.gguf}{%%MODEL%%}g;
+$llm =~ s{/var/lib/llm/\S+\.jinja}{%%DIR%%/t.jinja}g;
+$llm =~ s{/usr/lib/nginx-llm/llm-engine}{%%DIR%%/bin/llm-engine}g;
+$llm =~ s{/var/log/nginx/\S+\.log}{%%DIR%%/error.log}g;
+$llm =~ s{listen 8080}{listen 127.0.0.1:%%PORT%%};
+$llm =~ s/^http \{/http { access_log off;
+    client_body_temp_path %%DIR%%\/body; proxy_temp_path %%DIR%%\/proxy;
+    fastcgi_temp_path %%DIR%%\/fastcgi; uwsgi_temp_path %%DIR%%\/uwsgi;
+    scgi_temp_path %%DIR%%\/scgi;/m;
+open my $j, '>', "$t->{dir}/t.jinja" or die;
+print $j '{% for m in messages %}{{ m.content }}{% endfor %}';
+close $j;
+$t->write_conf($llm);
+($status, $out) = $t->test_conf;
+is $status, 0, 'conf/llm.conf is good' or diag $out;
+$t->start;
+is $t->chat('Hi', max_tokens => 2)->{status}, 200, 'and serves';
+$t->stop_ok;
+
+done_testing;

@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+#
+# Installs what the tests need, builds, and runs them through prove:
+#
+#   bash t/run.sh          everything (what CI runs)
+#   bash t/run.sh test     the everyday set: no sanitizers, no long matrices
+#   bash t/run.sh lint     clang-tidy, cppcheck and the house-keeping tests
+#   bash t/run.sh bench    benchmarks, printed, never judged
+#
+# STATE_DIR chooses the folder of model and Python packages.
+
+set -euo pipefail
+. "$(dirname "$0")/../conf/lib.sh"
+
+cd "$TOP"
+what=${1:-check}
+
+# shellcheck disable=SC2086
+need_packages $BUILD_PACKAGES perl python3 python3-venv libcmocka-dev \
+    clang-14 libclang-rt-14-dev clang-format-14 spin
+
+# Python packages of the tests, in a folder of their own
+test_python() {
+    local venv=$STATE_DIR/venv wanted="openai jinja2 numpy"
+
+    if [ "$(cat "$venv/wanted" 2>/dev/null)" != "$wanted" ]; then
+        say "installing Python packages: $wanted"
+        rm -rf "$venv"
+        /usr/bin/python3 -m venv "$venv"
+        # shellcheck disable=SC2086
+        "$venv/bin/pip" -q --disable-pip-version-check install $wanted
+        echo "$wanted" >"$venv/wanted"
+    fi
+
+    export LLM_TEST_PYTHON=$venv/bin/python
+}
+
+if [ -n "${MODEL:-}" ]; then
+    MODEL=$(realpath "$MODEL")
+else
+    fetch_model
+fi
+
+export LLM_TEST_MODEL=$MODEL
+
+case $what in
+lint)
+    need_packages clang-tidy-14 cppcheck
+    prove -v t/00_layers.t t/01_style.t t/02_docs.t
+    exec bash t/tools/lint.sh
+    ;;
+bench)
+    build all ops
+    exec bash t/bench/run.sh
+    ;;
+test | check)
+    ;;
+*)
+    die "usage: bash t/run.sh [check|test|lint|bench]"
+    ;;
+esac
+
+test_python
+build all units ops tools
+
+tests=(t/*.t build/t/unit/*_test build/t/ops/*_test)
+
+if [ "$what" = check ]; then
+    export LLM_TEST_LONG=1
+    build SAN=address,undefined all units
+    build SAN=thread BUILD=build-thread units ops
+    build CC=clang-14 BUILD=build-fuzz SAN=fuzzer-no-link,address,undefined \
+        fuzz
+    tests+=(build-address,undefined/t/unit/*_test build-thread/t/unit/ipc*_test
+            build-thread/t/ops/pool_test)
+fi
+
+# each test is a program of its own: Perl scripts by their first line
+exec prove --timer --exec '' "${tests[@]}"

@@ -1,0 +1,440 @@
+/*
+ * Exactness: 32 different requests, each run alone, then all at once with
+ * staggered starts, at token budgets 32, 256 and 2048, with 1 and 2 threads, on
+ * each instruction set, and with so few pages that sequences are preempted.
+ * Tokens and log-probabilities must be the same bit for bit.
+ *
+ * Needs LLM_TEST_MODEL.  LLM_TEST_LONG runs the whole matrix; without it, the
+ * corners.
+ */
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "engine/base/log.h"
+#include "engine/emit.h"
+#include "engine/engine.h"
+#include "engine/intake.h"
+#include "kernels/backend.h"
+
+enum { N_REQUESTS = 32, N_TOKENS = 20, TOP = 3 };
+
+/* what one request produced */
+typedef struct {
+    int n;
+    int32_t token[N_TOKENS];
+    float logprob[N_TOKENS];
+    float top[N_TOKENS][TOP];
+    uint32_t finish;
+    char text[1024];
+    size_t text_len;
+} answer_t;
+
+typedef struct {
+    const char *isa;
+    int threads;
+    int budget;
+    int max_seqs;
+    const char *kv_memory; /* NULL: ample */
+    int n_requests;
+} setup_t;
+
+static const char *const topics[] = {
+    "The capital of France is",
+    "Once upon a time",
+    "def fibonacci(n):",
+    "The three laws of motion are",
+    "1 + 1 =",
+    "Water boils at",
+    "To make bread you need",
+    "In 1969,",
+    "The opposite of hot is",
+    "A haiku about the sea:",
+    "SELECT name FROM",
+    "Dear Sir or Madam,",
+    "List of primes: 2, 3, 5,",
+    "The cat sat on",
+    "Newton discovered",
+    "Once there was a king who",
+};
+
+static uint8_t area[65536];
+
+
+/* Request i: prompts of 3 … ~700 tokens, greedy and sampled, with and without
+ * penalties and stop strings. */
+static uint32_t
+write_request(int i)
+{
+    static char prompt[16384];
+    llm_request_writer_t w;
+    uint32_t flags = LLM_F_LOGPROBS | LLM_F_STREAM | LLM_F_ADD_SPECIAL;
+
+    llm_params_t params = {
+        .temperature = i % 3 == 0 ? 0.0f : 0.7f + 0.02f * (float) i,
+        .top_p = i % 4 == 1 ? 0.9f : 1.0f,
+        .min_p = i % 5 == 2 ? 0.05f : 0.0f,
+        .top_k = i % 4 == 2 ? 40 : 0,
+        .repetition_penalty = i % 6 == 3 ? 1.2f : 1.0f,
+        .presence_penalty = i % 7 == 4 ? 0.5f : 0.0f,
+        .frequency_penalty = i % 7 == 5 ? 0.3f : 0.0f,
+        .max_tokens = 4 + i * 7 % (N_TOKENS - 3),
+        .min_tokens = i % 8 == 7 ? 4 : 0,
+        .top_logprobs = TOP,
+        .seed = 1000 + (uint64_t) i,
+    };
+
+    const char *topic = topics[i % 16];
+    size_t n = 0;
+
+    /* some long prompts, so that chunks and pages matter */
+    const int repeat = i % 8 == 5 ? 60 : i % 4 == 3 ? 11 : 1;
+
+    for (int k = 0; k < repeat; k++) {
+        n += (size_t) snprintf(prompt + n, sizeof(prompt) - n, "%s %d. ",
+                               topics[(i + k) % 16], k);
+    }
+
+    n += (size_t) snprintf(prompt + n, sizeof(prompt) - n, "%s", topic);
+
+    llm_request_begin(&w, area, sizeof(area), LLM_REQ_TEXT, flags, &params);
+    llm_request_section(&w, LLM_SEC_PROMPT);
+    llm_request_add(&w, prompt, n);
+
+    if (i % 9 == 8) {
+        const uint32_t len = 2;
+        llm_request_section(&w, LLM_SEC_STOP);
+        llm_request_add(&w, &len, sizeof(len));
+        llm_request_add(&w, ". ", 2);
+    }
+
+    return llm_request_end(&w);
+}
+
+
+static void
+read_answer(request_t *req, answer_t *answer)
+{
+    memset(answer, 0, sizeof(*answer));
+
+    for (size_t pos = 0; pos < req->out.len;) {
+        llm_record_t record;
+        llm_logprob_t entry;
+        uint32_t len, at = 0;
+
+        memcpy(&len, req->out.data + pos, sizeof(len));
+        assert_int_equal(
+            llm_record_decode((uint8_t *) req->out.data + pos + sizeof(len),
+                              len, &record),
+            0);
+        pos += sizeof(len) + len;
+
+        if (record.type == LLM_REC_DONE) {
+            answer->finish = record.u.done.finish;
+        }
+
+        assert_int_not_equal(record.type, LLM_REC_ERROR);
+
+        if (record.type != LLM_REC_DELTA) {
+            continue;
+        }
+
+        const llm_delta_t *d = &record.u.delta;
+
+        assert_true(answer->text_len + d->text_len < sizeof(answer->text));
+        memcpy(answer->text + answer->text_len, d->text, d->text_len);
+        answer->text_len += d->text_len;
+
+        while (llm_logprob_next(d, &at, &entry)) {
+            assert_true(answer->n < N_TOKENS);
+            answer->token[answer->n] = entry.chosen.token;
+            answer->logprob[answer->n] = entry.chosen.logprob;
+            assert_int_equal(entry.n_top, TOP);
+
+            for (int t = 0; t < TOP; t++) {
+                answer->top[answer->n][t] = entry.top[t].logprob;
+            }
+
+            answer->n++;
+        }
+    }
+}
+
+
+static engine_t *
+open_engine(const setup_t *setup)
+{
+    engine_conf_t conf;
+    engine_t *engine;
+    llm_err_t err;
+    char memory[64];
+
+    engine_conf_init(&conf);
+    conf.model = getenv("LLM_TEST_MODEL");
+    conf.isa = setup->isa;
+    conf.threads = setup->threads;
+    conf.max_num_batched_tokens = setup->budget;
+    conf.max_num_seqs = setup->max_seqs;
+    conf.max_model_len = 1024;
+    conf.log_level = LOG_WARN;
+
+    if (setup->kv_memory != NULL) {
+        snprintf(memory, sizeof(memory), "kv_cache_memory=%s",
+                 setup->kv_memory);
+        assert_int_equal(engine_conf_set(&conf, memory, &err), LLM_OK);
+    }
+
+    if (engine_open(&conf, &engine, &err) != LLM_OK) {
+        fail_msg("%s", err.text);
+    }
+
+    return engine;
+}
+
+
+static request_t *
+submit(engine_t *engine, int i)
+{
+    const request_origin_t from = { .submit_ns = 1 };
+    request_t *req = intake_request(engine, area, write_request(i), &from);
+
+    assert_non_null(req);
+    return req;
+}
+
+
+/* No sequence holds more pages than its tokens need. */
+static void
+check_pages(engine_t *engine)
+{
+    for (list_t *l = engine->requests.next; l != &engine->requests; l = l->next)
+    {
+        const request_t *req = list_entry(l, request_t, link);
+
+        assert_true(req->seq.table.n
+                    <= (req->seq.n_tokens + KV_PAGE - 1) / KV_PAGE);
+    }
+
+    sched_check(engine->sched);
+}
+
+
+static void
+run_alone(const setup_t *setup, answer_t *answers)
+{
+    engine_t *engine = open_engine(setup);
+
+    for (int i = 0; i < setup->n_requests; i++) {
+        request_t *req = submit(engine, i);
+
+        while (!req->finished) {
+            assert_true(engine_step(engine));
+        }
+
+        read_answer(req, &answers[i]);
+        request_destroy(req);
+        assert_int_equal(kv_pool_free_pages(engine->pool),
+                         kv_pool_pages(engine->pool));
+    }
+
+    engine_close(engine);
+}
+
+
+/* All at once; request i enters after i % 5 more steps. */
+static uint64_t
+run_storm(const setup_t *setup, answer_t *answers)
+{
+    engine_t *engine = open_engine(setup);
+    request_t *reqs[N_REQUESTS];
+    const int n = setup->n_requests;
+
+    for (int i = 0; i < n; i++) {
+        reqs[i] = submit(engine, i);
+
+        for (int k = 0; k < i % 5; k++) {
+            engine_step(engine);
+            check_pages(engine);
+        }
+    }
+
+    while (engine_step(engine)) {
+        check_pages(engine);
+    }
+
+    for (int i = 0; i < n; i++) {
+        assert_true(reqs[i]->finished);
+        read_answer(reqs[i], &answers[i]);
+        request_destroy(reqs[i]);
+    }
+
+    const uint64_t preemptions = sched_preemptions(engine->sched);
+
+    assert_int_equal(kv_pool_free_pages(engine->pool),
+                     kv_pool_pages(engine->pool));
+    engine_close(engine);
+
+    return preemptions;
+}
+
+
+static void
+compare(const setup_t *setup, const answer_t *a, const answer_t *b)
+{
+    for (int i = 0; i < setup->n_requests; i++) {
+        if (memcmp(&a[i], &b[i], sizeof(answer_t)) != 0) {
+            fail_msg("request %d differs: isa %s, threads %d, budget %d, kv "
+                     "%s: \"%.*s\" and \"%.*s\"",
+                     i, setup->isa, setup->threads, setup->budget,
+                     setup->kv_memory ? setup->kv_memory : "ample",
+                     (int) a[i].text_len, a[i].text, (int) b[i].text_len,
+                     b[i].text);
+        }
+    }
+}
+
+
+static answer_t alone[N_REQUESTS], other[N_REQUESTS];
+static bool have_alone;
+static bool whole_matrix;
+
+static const setup_t base_setup = { NULL, 2, 2048, 64, NULL, N_REQUESTS };
+
+
+static void
+alone_once(void)
+{
+    if (!have_alone) {
+        run_alone(&base_setup, alone);
+        have_alone = true;
+
+        for (int i = 0; i < N_REQUESTS; i++) {
+            assert_true(alone[i].n > 0);
+            assert_true(alone[i].finish == LLM_FINISH_STOP
+                        || alone[i].finish == LLM_FINISH_LENGTH);
+        }
+    }
+}
+
+
+static void
+test_storms(void **state)
+{
+    static const int budgets[] = { 2048, 256, 64 };
+
+    (void) state;
+    alone_once();
+
+    for (int b = 0; b < 3; b++) {
+        for (int threads = 1; threads <= 2; threads++) {
+            setup_t setup = base_setup;
+
+            if (!whole_matrix && (b + threads) % 2 == 0) {
+                continue;
+            }
+
+            setup.threads = threads;
+            setup.budget = budgets[b];
+            run_storm(&setup, other);
+            compare(&setup, alone, other);
+        }
+    }
+}
+
+
+/* Budget 32 with 32 running sequences: prefill gets nothing until some end. */
+static void
+test_small_budget(void **state)
+{
+    setup_t setup = base_setup;
+
+    (void) state;
+    alone_once();
+    setup.budget = 32;
+    setup.max_seqs = 32;
+    run_storm(&setup, other);
+    compare(&setup, alone, other);
+}
+
+
+static void
+test_preemption(void **state)
+{
+    setup_t setup = base_setup;
+
+    (void) state;
+    alone_once();
+    setup.kv_memory = "24m"; /* about 1 000 tokens for all */
+    setup.budget = 256;
+
+    const uint64_t preemptions = run_storm(&setup, other);
+
+    print_message("# %u preemptions\n", (unsigned) preemptions);
+    assert_true(preemptions > 0);
+    compare(&setup, alone, other);
+}
+
+
+static void
+test_instruction_sets(void **state)
+{
+    static const char *const isas[] = { "avx512", "avx2", "baseline" };
+
+    (void) state;
+    alone_once();
+
+    for (int i = 0; i < 3; i++) {
+        setup_t setup = base_setup;
+        op_err_t op_err;
+        const op_open_t how = { .threads = 1, .isa = isas[i] };
+        const op_table_t *ops = backend_find("cpu");
+        op_dev_t *dev = ops->open(&how, &op_err);
+
+        if (dev == NULL) {
+            print_message("# %s: %s\n", isas[i], op_err.text);
+            continue;
+        }
+
+        ops->close(dev);
+        setup.isa = isas[i];
+        setup.budget = 256;
+
+        /* the portable path is slow: fewer requests unless asked for all */
+        if (i == 2 && !whole_matrix) {
+            setup.n_requests = 5;
+        }
+
+        run_storm(&setup, other);
+        compare(&setup, alone, other);
+    }
+}
+
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_storms),
+        cmocka_unit_test(test_small_budget),
+        cmocka_unit_test(test_preemption),
+        cmocka_unit_test(test_instruction_sets),
+    };
+
+    if (getenv("LLM_TEST_MODEL") == NULL) {
+        printf("1..0 # SKIP LLM_TEST_MODEL is not set\n");
+        return 0;
+    }
+
+    whole_matrix = getenv("LLM_TEST_LONG") != NULL;
+    log_open(NULL, LOG_WARN);
+    cmocka_set_message_output(CM_OUTPUT_TAP);
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
