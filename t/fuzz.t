@@ -6,9 +6,10 @@
 use strict;
 use warnings;
 use File::Temp qw(tempdir);
+use FindBin;
 use Test::More;
 
-my $top = do { require FindBin; "$FindBin::Bin/.." };
+my $top = "$FindBin::Bin/..";
 my @targets = glob "$top/build-fuzz/t/fuzz/*_fuzz";
 
 plan skip_all => 'no fuzz targets are built' unless @targets;

@@ -21,8 +21,8 @@ my %story = (prompt => 'Once upon a time', ignore_eos => \1, temperature => 0);
 my $t = LLM::Test->new(workers => 2);
 my ($status, $out) = $t->test_conf;
 is $status, 0, 'nginx -t' or diag $out;
-is scalar(grep { open my $f, '<', $_ and <$f> =~ /\(llm-engine\) . $$ / }
-    glob '/proc/[0-9]*/stat'), 0, 'starts nothing';
+is scalar(grep { (readlink "$_/exe" // '') =~ /^\Q$t->{dir}\E/ }
+    glob '/proc/[0-9]*'), 0, 'starts nothing';
 is -s "$t->{dir}/t.pid" // 0, 0, 'leaves no pid';
 
 # --- ten reloads under streams lose none ---
