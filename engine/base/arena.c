@@ -180,7 +180,7 @@ arena_calloc(arena_t *arena, size_t bytes)
 char *
 arena_strndup(arena_t *arena, const char *text, size_t len)
 {
-    char *p = arena_alloc(arena, len + 1);
+    char *p = len == SIZE_MAX ? NULL : arena_alloc(arena, len + 1);
 
     if (p != NULL) {
         memcpy(p, text, len);

@@ -110,6 +110,8 @@ buf_addf(buf_t *buf, const char *fmt, ...)
 void
 buf_consume(buf_t *buf, size_t n)
 {
-    memmove(buf->data, buf->data + n, buf->len - n);
-    buf->len -= n;
+    if (n > 0) {
+        memmove(buf->data, buf->data + n, buf->len - n);
+        buf->len -= n;
+    }
 }

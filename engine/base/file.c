@@ -70,10 +70,17 @@ file_read(const char *path, size_t max, char **data, size_t *len,
 
     char *p = malloc(max + 1);
     const size_t n = p == NULL ? 0 : fread(p, 1, max + 1, f);
+    const int saved = p != NULL && ferror(f) ? errno : 0;
     fclose(f);
 
     if (p == NULL) {
         return llm_err_set(err, LLM_NOMEM, NULL, "no memory for \"%s\"", path);
+    }
+
+    if (saved != 0) {
+        free(p);
+        return llm_err_set(err, LLM_ERROR, NULL, "cannot read \"%s\": %s", path,
+                           strerror(saved));
     }
 
     if (n > max) {

@@ -4,6 +4,9 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
+
+#include "engine/base/utf8.h"
 
 
 int
@@ -21,6 +24,9 @@ llm_err_set(llm_err_t *err, int code, const char *param, const char *fmt, ...)
     va_start(args, fmt);
     vsnprintf(err->text, sizeof(err->text), fmt, args);
     va_end(args);
+
+    /* a text too long must not end inside a character */
+    err->text[utf8_complete((uint8_t *) err->text, strlen(err->text))] = '\0';
 
     for (char *p = err->text; *p; p++) {
         if (*p == '\n' || *p == '\r') {

@@ -2,8 +2,7 @@
  * Text ↔ token ids: byte-level BPE with merges and pre-tokenizer as the model
  * file states them.
  *
- * A tokenizer is immutable after creation; encoding needs a scratch of its own
- * per thread.
+ * A tokenizer is immutable after creation and shared by threads.
  */
 
 #ifndef ENGINE_TEXT_TOKENIZER_H
@@ -26,8 +25,9 @@ enum {
     TOK_BYTE = 6,
 };
 
-/* Where a tokenizer comes from: filled from a GGUF by the caller; strings are
- * borrowed during creation only. */
+/* Where a tokenizer comes from: filled from a GGUF by the caller.  All strings,
+ * those of the callbacks too, stay valid until tok_create returns and are not
+ * needed afterwards. */
 typedef struct {
     const char *model; /* tokenizer.ggml.model: "gpt2" */
     const char *pre;   /* tokenizer.ggml.pre: "smollm", "gpt-2", "llama-bpe",
@@ -60,6 +60,8 @@ typedef struct {
 } tok_ids_t;
 
 
+/* A model or pre-tokenizer that is not known, and a vocabulary that does not
+ * hold together, are LLM_ERROR with a text that names what is wrong. */
 int tok_create(const tok_spec_t *spec, tok_t **tok, llm_err_t *err);
 void tok_destroy(tok_t *tok);
 
@@ -68,7 +70,9 @@ void tok_destroy(tok_t *tok);
  * control token is recognised only where all its bytes are non-zero (text that
  * the chat template itself wrote, never a message's content).  User-defined
  * tokens are recognised everywhere.  LLM_LIMIT once more than max_ids are in
- * ids (work stops there). */
+ * ids (work stops there).  Bytes for which the vocabulary has no token (some
+ * models lack a few control characters) are left out.  May be called from
+ * several threads at once. */
 int tok_encode(const tok_t *tok, const char *text, size_t len,
                const uint8_t *trusted, int flags, int max_ids, tok_ids_t *ids,
                llm_err_t *err);
@@ -88,8 +92,9 @@ bool tok_is_eog(const tok_t *tok, int32_t id);
 /* All such ids; *n of them. */
 const int32_t *tok_eog(const tok_t *tok, int *n);
 
-/* Text of ids at once; control tokens are left out unless keep_special.  Bytes
- * that are not UTF-8 become U+FFFD. */
+/* Text of ids at once, appended to out; control tokens are left out unless
+ * keep_special.  Bytes that are not UTF-8 become U+FFFD.  LLM_BADREQ, and
+ * nothing appended, when an id is out of range. */
 int tok_decode(const tok_t *tok, const int32_t *ids, int n, bool keep_special,
                buf_t *out);
 

@@ -44,8 +44,7 @@ create(void)
 
 
 static void
-round_trip(const tok_t *tok, const tok_ids_t *ids, const char *text,
-           size_t len)
+round_trip(const tok_t *tok, const tok_ids_t *ids, const char *text, size_t len)
 {
     buf_t out = { 0 };
 
@@ -71,8 +70,8 @@ encode(uint8_t how, uint8_t mask, const char *text, size_t len)
     const int rc =
         tok_encode(tok, text, len, trusted, flags, INT_MAX, &ids, NULL);
 
-    CHECK(rc == (utf8_valid((const uint8_t *) text, len) ? LLM_OK
-                                                         : LLM_BADREQ));
+    CHECK(rc
+          == (utf8_valid((const uint8_t *) text, len) ? LLM_OK : LLM_BADREQ));
 
     if (rc == LLM_OK) {
         /* specials are ASCII and no mark follows them in NFC alone */
@@ -86,10 +85,10 @@ encode(uint8_t how, uint8_t mask, const char *text, size_t len)
               == LLM_OK);
         CHECK(ids.n == full);
         ids.n = 0;
-        CHECK(full == 0
-              || tok_encode(tok, text, len, trusted, flags, full - 1, &ids,
-                            NULL)
-                     == LLM_LIMIT);
+        CHECK(
+            full == 0
+            || tok_encode(tok, text, len, trusted, flags, full - 1, &ids, NULL)
+                   == LLM_LIMIT);
 
         CHECK(nfc(text, len, &normal) == LLM_OK);
         CHECK(utf8_valid((const uint8_t *) normal.data, normal.len));
@@ -113,9 +112,8 @@ decode(const uint8_t *data, size_t len, bool keep)
 
     for (size_t i = 0; i < len; i++) {
         /* ids beyond a byte by the step from one byte to the next */
-        ids[i] = i > 0 && data[i] < data[i - 1]
-                     ? (data[i] + 200) % MINI_N
-                     : data[i];
+        ids[i] =
+            i > 0 && data[i] < data[i - 1] ? (data[i] + 200) % MINI_N : data[i];
         detok_push(&detok, toks[0], ids[i], keep, &stream);
         CHECK(utf8_valid((const uint8_t *) stream.data, stream.len));
     }

@@ -24,10 +24,16 @@ typedef struct {
 
 /* In the byte-level alphabet: c4 a0 is the space, c4 8a the newline. */
 static const char *const mini_merges[] = {
-    "h e",   "l l", "he ll", "hell o", "\xc4\xa0 w", "o r", "l d", "or ld",
-    "a a",   "aa aa", "aaaa aaaa", "\xc4\xa0 \xc4\xa0", "b c", "a b", "x y",
-    "\xc3\x83 \xc2\xa9", /* é */
-    "1 2", "\xc4\x8a \xc4\x8a", "i n", "in g",
+    "h e",        "l l",
+    "he ll",      "hell o",
+    "\xc4\xa0 w", "o r",
+    "l d",        "or ld",
+    "a a",        "aa aa",
+    "aaaa aaaa",  "\xc4\xa0 \xc4\xa0",
+    "b c",        "a b",
+    "x y",        "\xc3\x83 \xc2\xa9", /* é */
+    "1 2",        "\xc4\x8a \xc4\x8a",
+    "i n",        "in g",
 };
 
 enum { MINI_N_MERGES = sizeof(mini_merges) / sizeof(mini_merges[0]) };

@@ -305,14 +305,15 @@ test_golden(void **state)
 
     cJSON_ArrayForEach(entry, golden)
     {
-        char *text = cJSON_GetObjectItemCaseSensitive(entry, "text")->valuestring;
+        char *text =
+            cJSON_GetObjectItemCaseSensitive(entry, "text")->valuestring;
         const cJSON *plain = cJSON_GetObjectItemCaseSensitive(entry, "plain");
         const size_t len = unescape_zero(text);
 
         check_ids(text, len, 0, plain);
         check_ids(text, len, TOK_ADD_SPECIAL | TOK_PARSE_SPECIAL,
-                  cJSON_GetObjectItemCaseSensitive(entry,
-                                                   "add_special_parse_special"));
+                  cJSON_GetObjectItemCaseSensitive(
+                      entry, "add_special_parse_special"));
         check_pieces(plain, cJSON_GetObjectItemCaseSensitive(entry, "pieces"));
     }
 
@@ -344,9 +345,8 @@ random_text(char *text, size_t chars)
     static const uint32_t from[] = { 0x20,   0x20,   0x09,   0xa0,
                                      0x400,  0x600,  0xe00,  0x2000,
                                      0x3000, 0x4e00, 0xac00, 0x1f300 };
-    static const uint32_t count[] = { 0x5f, 0x5f, 2,     0x260,
-                                      0x80, 0xff, 0x5b,  0x70,
-                                      0xff, 9000, 11172, 0x5ff };
+    static const uint32_t count[] = { 0x5f, 0x5f, 2,    0x260, 0x80,  0xff,
+                                      0x5b, 0x70, 0xff, 9000,  11172, 0x5ff };
     size_t n = 0;
 
     while (chars-- > 0) {
@@ -459,9 +459,10 @@ static void
 test_large(void **state)
 {
     (void) state;
-    static const char *const runs[] = { "a", " ", "\n", "-", "1", "\xe4\xb8\xad",
-                                        "<|im_end|", "<|im_end|>", "<", " a",
-                                        "' " };
+    static const char *const runs[] = {
+        "a",         " ",          "\n", "-",  "1", "\xe4\xb8\xad",
+        "<|im_end|", "<|im_end|>", "<",  " a", "' "
+    };
     char *text = malloc(MB + 64);
 
     assert_non_null(text);

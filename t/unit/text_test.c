@@ -92,8 +92,7 @@ test_merges(void **state)
     check(tok, "", 0, NULL, (const char *const[]){ NULL });
     check(tok, "hello world", 0, NULL, WANT("hello", "\xc4\xa0w", "orld"));
     check(tok, "held", 0, NULL, WANT("he", "ld"));
-    check(tok, "caf\xc3\xa9", 0, NULL,
-          WANT("c", "a", "f", "\xc3\x83\xc2\xa9"));
+    check(tok, "caf\xc3\xa9", 0, NULL, WANT("c", "a", "f", "\xc3\x83\xc2\xa9"));
 
     /* the better rank, not the first pair */
     check(tok, "abc", 0, NULL, WANT("a", "bc"));
@@ -309,9 +308,9 @@ test_limits(void **state)
                                        "\xf4\x90\x80\x80", "\xc0\x80" };
 
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-        assert_int_equal(tok_encode(tok, bad[i], strlen(bad[i]), NULL, 0, 100,
-                                    &ids, &err),
-                         LLM_BADREQ);
+        assert_int_equal(
+            tok_encode(tok, bad[i], strlen(bad[i]), NULL, 0, 100, &ids, &err),
+            LLM_BADREQ);
     }
 
     assert_int_equal(ids.n, 0);

@@ -83,14 +83,24 @@ static const struct {
       "Hello|,| world|!| | It|'s| |123|45| x|" },
     { "qwen2", "Hello, world!  It's 12345 x",
       "Hello|,| world|!| | It|'s| |1|2|3|4|5| x|" },
-    { "smollm", "a  b\x09\x09" "c \x0a\x0a d\x0d\x0a",
+    { "smollm",
+      "a  b\x09\x09"
+      "c \x0a\x0a d\x0d\x0a",
       "a| | b|\x09|\x09|c| \x0a\x0a| d|\x0d\x0a|" },
-    { "gpt-2", "a  b\x09\x09" "c \x0a\x0a d\x0d\x0a",
+    { "gpt-2",
+      "a  b\x09\x09"
+      "c \x0a\x0a d\x0d\x0a",
       "a| | b|\x09|\x09|c| \x0a\x0a| d|\x0d\x0a|" },
-    { "llama-bpe", "a  b\x09\x09" "c \x0a\x0a d\x0d\x0a",
-      "a| | b|\x09|\x09" "c| \x0a\x0a| d|\x0d\x0a|" },
-    { "qwen2", "a  b\x09\x09" "c \x0a\x0a d\x0d\x0a",
-      "a| | b|\x09|\x09" "c| \x0a\x0a| d|\x0d\x0a|" },
+    { "llama-bpe",
+      "a  b\x09\x09"
+      "c \x0a\x0a d\x0d\x0a",
+      "a| | b|\x09|\x09"
+      "c| \x0a\x0a| d|\x0d\x0a|" },
+    { "qwen2",
+      "a  b\x09\x09"
+      "c \x0a\x0a d\x0d\x0a",
+      "a| | b|\x09|\x09"
+      "c| \x0a\x0a| d|\x0d\x0a|" },
     { "smollm", "I'LL we'Ve 'S '\xc5\xbf x",
       "I|'|LL| we|'|Ve| '|S| '|\xc5\xbf| x|" },
     { "gpt-2", "I'LL we'Ve 'S '\xc5\xbf x",
@@ -107,14 +117,14 @@ static const struct {
       "\xd9\xa1\xd9\xa2\xd9\xa3|\xd9\xa4| |\xe2\x85\xa3\xe2\x91\xa0|" },
     { "qwen2", "\xd9\xa1\xd9\xa2\xd9\xa3\xd9\xa4 \xe2\x85\xa3\xe2\x91\xa0",
       "\xd9\xa1|\xd9\xa2|\xd9\xa3|\xd9\xa4| |\xe2\x85\xa3|\xe2\x91\xa0|" },
-    { "smollm", "x\xe1\xa0\x8ey\xc2\xa0z\xe2\x80\x83w",
-      "x|\xe1\xa0\x8e|y|\xc2\xa0|z|\xe2\x80\x83|w|" },
-    { "gpt-2", "x\xe1\xa0\x8ey\xc2\xa0z\xe2\x80\x83w",
-      "x|\xe1\xa0\x8e|y|\xc2\xa0|z|\xe2\x80\x83|w|" },
-    { "llama-bpe", "x\xe1\xa0\x8ey\xc2\xa0z\xe2\x80\x83w",
-      "x|\xe1\xa0\x8ey|\xc2\xa0z|\xe2\x80\x83w|" },
-    { "qwen2", "x\xe1\xa0\x8ey\xc2\xa0z\xe2\x80\x83w",
-      "x|\xe1\xa0\x8ey|\xc2\xa0z|\xe2\x80\x83w|" },
+    { "smollm", "x \xe1\xa0\x8e!y\xc2\xa0z\xe2\x80\x83w",
+      "x| \xe1\xa0\x8e!|y|\xc2\xa0|z|\xe2\x80\x83|w|" },
+    { "gpt-2", "x \xe1\xa0\x8e!y\xc2\xa0z\xe2\x80\x83w",
+      "x| \xe1\xa0\x8e!|y|\xc2\xa0|z|\xe2\x80\x83|w|" },
+    { "llama-bpe", "x \xe1\xa0\x8e!y\xc2\xa0z\xe2\x80\x83w",
+      "x| \xe1\xa0\x8e!|y|\xc2\xa0z|\xe2\x80\x83w|" },
+    { "qwen2", "x \xe1\xa0\x8e!y\xc2\xa0z\xe2\x80\x83w",
+      "x| \xe1\xa0\x8e!|y|\xc2\xa0z|\xe2\x80\x83w|" },
     { "smollm", "e\xcc\x81 \xc3\xa9 \xe1\x84\x80\xe1\x85\xa1",
       "e|\xcc\x81| \xc3\xa9| \xe1\x84\x80\xe1\x85\xa1|" },
     { "gpt-2", "e\xcc\x81 \xc3\xa9 \xe1\x84\x80\xe1\x85\xa1",
@@ -123,14 +133,10 @@ static const struct {
       "e|\xcc\x81| \xc3\xa9| \xe1\x84\x80\xe1\x85\xa1|" },
     { "qwen2", "e\xcc\x81 \xc3\xa9 \xe1\x84\x80\xe1\x85\xa1",
       "\xc3\xa9| \xc3\xa9| \xea\xb0\x80|" },
-    { "smollm", "  lead trail  ",
-      " | lead| trail|  |" },
-    { "gpt-2", "  lead trail  ",
-      " | lead| trail|  |" },
-    { "llama-bpe", "  lead trail  ",
-      " | lead| trail|  |" },
-    { "qwen2", "  lead trail  ",
-      " | lead| trail|  |" },
+    { "smollm", "  lead trail  ", " | lead| trail|  |" },
+    { "gpt-2", "  lead trail  ", " | lead| trail|  |" },
+    { "llama-bpe", "  lead trail  ", " | lead| trail|  |" },
+    { "qwen2", "  lead trail  ", " | lead| trail|  |" },
     { "smollm", "\xf0\x9f\x98\x80\xf0\x9f\x91\x8d!!\x0a\x0a?",
       "\xf0\x9f\x98\x80\xf0\x9f\x91\x8d!!|\x0a|\x0a|?|" },
     { "gpt-2", "\xf0\x9f\x98\x80\xf0\x9f\x91\x8d!!\x0a\x0a?",
@@ -139,14 +145,24 @@ static const struct {
       "\xf0\x9f\x98\x80\xf0\x9f\x91\x8d!!\x0a\x0a|?|" },
     { "qwen2", "\xf0\x9f\x98\x80\xf0\x9f\x91\x8d!!\x0a\x0a?",
       "\xf0\x9f\x98\x80\xf0\x9f\x91\x8d!!\x0a\x0a|?|" },
-    { "smollm", "a\xcd\xb8" "b \xe2\x80\x8b",
+    { "smollm",
+      "a\xcd\xb8"
+      "b \xe2\x80\x8b",
       "a|\xcd\xb8|b| \xe2\x80\x8b|" },
-    { "gpt-2", "a\xcd\xb8" "b \xe2\x80\x8b",
+    { "gpt-2",
+      "a\xcd\xb8"
+      "b \xe2\x80\x8b",
       "a|\xcd\xb8|b| \xe2\x80\x8b|" },
-    { "llama-bpe", "a\xcd\xb8" "b \xe2\x80\x8b",
-      "a|\xcd\xb8" "b| \xe2\x80\x8b|" },
-    { "qwen2", "a\xcd\xb8" "b \xe2\x80\x8b",
-      "a|\xcd\xb8" "b| \xe2\x80\x8b|" },
+    { "llama-bpe",
+      "a\xcd\xb8"
+      "b \xe2\x80\x8b",
+      "a|\xcd\xb8"
+      "b| \xe2\x80\x8b|" },
+    { "qwen2",
+      "a\xcd\xb8"
+      "b \xe2\x80\x8b",
+      "a|\xcd\xb8"
+      "b| \xe2\x80\x8b|" },
 };
 
 
@@ -207,9 +223,9 @@ check_nfc(const char *text, size_t len)
 {
     buf_t out = { 0 };
     utf8proc_uint8_t *want = NULL;
-    const utf8proc_ssize_t n = utf8proc_map(
-        (const utf8proc_uint8_t *) text, (utf8proc_ssize_t) len, &want,
-        UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+    const utf8proc_ssize_t n =
+        utf8proc_map((const utf8proc_uint8_t *) text, (utf8proc_ssize_t) len,
+                     &want, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
 
     assert_true(n >= 0);
     assert_int_equal(nfc(text, len, &out), LLM_OK);
@@ -258,10 +274,10 @@ test_nfc(void **state)
         size_t n = 0;
 
         for (uint32_t k = rnd(24) + 1; k > 0; k--) {
-            static const uint32_t from[] = { 0x300, 0x1100, 0x1161, 0x11a7,
-                                             0x61,  0xe0,   0x1e00, 0x591,
-                                             0xac00, 0x9be, 0x1d165 };
-            static const uint32_t count[] = { 0x70, 19,   21,    28, 26, 32,
+            static const uint32_t from[] = { 0x300,  0x1100, 0x1161, 0x11a8,
+                                             0x61,   0xe0,   0x1e00, 0x591,
+                                             0xac00, 0x9be,  0x1d165 };
+            static const uint32_t count[] = { 0x70, 19,   21,    27, 26, 32,
                                               256,  0x2d, 11172, 2,  14 };
             const uint32_t i = rnd(11);
 
@@ -270,6 +286,29 @@ test_nfc(void **state)
         }
 
         check_nfc(text, n);
+    }
+}
+
+
+/* U+11A7 is no final consonant, though it sits where one would. */
+static void
+test_nfc_hangul(void **state)
+{
+    (void) state;
+    static const char *const pairs[][2] = {
+        { "\xea\xb0\x80\xe1\x86\xa7", "\xea\xb0\x80\xe1\x86\xa7" },
+        { "\xe1\x84\x80\xe1\x85\xa1\xe1\x86\xa7", "\xea\xb0\x80\xe1\x86\xa7" },
+        { "\xe1\x84\x80\xe1\x85\xa1\xe1\x86\xa8", "\xea\xb0\x81" },
+        { "\xe1\x86\xa7\xcc\xa3\xcc\x81", "\xe1\x86\xa7\xcc\xa3\xcc\x81" },
+    };
+
+    for (size_t i = 0; i < sizeof(pairs) / sizeof(pairs[0]); i++) {
+        buf_t out = { 0 };
+
+        assert_int_equal(nfc(pairs[i][0], strlen(pairs[i][0]), &out), LLM_OK);
+        buf_addc(&out, '\0');
+        assert_string_equal(out.data, pairs[i][1]);
+        buf_fini(&out);
     }
 }
 
@@ -337,7 +376,7 @@ check_decode(const tok_t *tok, const int32_t *ids, int n, bool keep,
     buf_fini(&text);
 }
 
-#define IDS(...) \
+#define IDS(...)                        \
     ((const int32_t[]){ __VA_ARGS__ }), \
         (int) (sizeof((const int32_t[]){ __VA_ARGS__ }) / sizeof(int32_t))
 
@@ -475,6 +514,7 @@ main(void)
         cmocka_unit_test(test_pretok),
         cmocka_unit_test(test_pretok_stops),
         cmocka_unit_test(test_nfc),
+        cmocka_unit_test(test_nfc_hangul),
         cmocka_unit_test(test_nfc_is_linear),
         cmocka_unit_test(test_nfc_where_asked),
         cmocka_unit_test(test_decode),
