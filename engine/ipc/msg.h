@@ -98,6 +98,10 @@ typedef struct {
     uint32_t cap;
     uint32_t len;
     bool overflow; /* something did not fit: answer 413 */
+    /* the section being written, where it began, and those begun so far */
+    uint32_t section;
+    uint32_t start;
+    uint32_t seen;
 } llm_request_writer_t;
 
 

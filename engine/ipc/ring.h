@@ -14,7 +14,8 @@
  * Memory order: the producer writes the data, then publishes the head with
  * release; the consumer reads the head with acquire, copies, then publishes
  * the tail with release; the producer reads the tail with acquire before it
- * overwrites.
+ * overwrites.  The head of a cell ring is sequentially consistent instead,
+ * because the doorbell (idle flag, then a second look at the head) needs it.
  *
  * libc only: this file is compiled into nginx's module and into the engine.
  */

@@ -53,7 +53,8 @@ enum {
 
 /* Worker index states: FREE → LIVE by CAS of the worker; LIVE → DEAD by the
  * worker when it exits, or by anyone who finds its pid gone; DEAD → FREE by
- * the engine only, after it dropped that index's sequences. */
+ * the engine only, after it dropped that index's sequences (it calls
+ * llm_worker_reap to find them and llm_worker_free to clear them). */
 enum { LLM_WORKER_FREE = 0, LLM_WORKER_LIVE, LLM_WORKER_DEAD };
 
 /* Operations in the submit ring: op << 32 | slot number within the worker. */
@@ -88,6 +89,7 @@ typedef struct {
     uint32_t abi;       /* creator */
     uint32_t geo_bytes; /* creator: sizeof(llm_geometry_t), a cheap check */
     llm_geometry_t geo; /* creator */
+    uint32_t layout;    /* creator: mixed from geo and the structs' sizes */
 
     _Alignas(64) _Atomic uint32_t state; /* engine */
     _Atomic uint32_t epoch;        /* engine: +1 at each start, before READY */
@@ -104,7 +106,8 @@ typedef struct {
 
 typedef struct {
     _Alignas(64) _Atomic uint32_t state; /* see above */
-    _Atomic int32_t pid;                 /* the worker that holds it */
+    _Atomic int32_t pid;                 /* the worker that holds it; 0
+                                            unless LIVE */
     llm_ring_t submit;                   /* worker → engine */
     llm_ring_t ready; /* engine → worker: slot numbers within the worker */
 } llm_worker_t;
@@ -123,13 +126,14 @@ typedef struct {
     _Atomic uint32_t log_len;           /* tokens in the log */
 
     /* both: engine exchanges it to 1 when it puts the slot into the ready
-     * ring, the worker stores 0 before it drains: at most one entry each, so
-     * the ready ring cannot overflow */
+     * ring, the worker exchanges it to 0 before it drains (llm_worker_pop
+     * does): at most one entry each, so the ready ring cannot overflow */
     _Alignas(64) _Atomic uint32_t notified;
 
-    /* both: engine stores 1 when it found the output ring too full; the worker
-     * exchanges it to 0 after it made room, and if it was 1 pushes
-     * LLM_OP_SPACE */
+    /* both: engine exchanges it to 1 when it found the output ring too full,
+     * and then looks again (llm_slot_want_space); the worker exchanges it to
+     * 0 after it made room, and if it was 1 pushes LLM_OP_SPACE
+     * (llm_worker_made_room) */
     _Atomic uint32_t want_space;
 
     llm_ring_t out; /* engine → worker, records (msg.h) */
@@ -185,6 +189,16 @@ void llm_worker_release(llm_shm_t *shm, uint32_t worker);
 bool llm_worker_push(llm_shm_t *shm, uint32_t worker, uint32_t op,
                      uint32_t slot);
 
+/* Takes the next slot from the ready ring and lowers its `notified`; the
+ * caller then reads the slot's output ring until it is empty, or stops early
+ * and comes back by itself.  LLM_RING_OK, LLM_RING_EMPTY, LLM_RING_CORRUPT
+ * (the engine wrote nonsense). */
+int llm_worker_pop(llm_shm_t *shm, uint32_t worker, uint32_t *slot);
+
+/* After records were read: if the engine waits for room in this slot, pushes
+ * LLM_OP_SPACE.  True when the engine's doorbell must be rung. */
+bool llm_worker_made_room(llm_shm_t *shm, uint32_t worker, uint32_t slot);
+
 /* Gives pages of a slot's request area beyond `keep` bytes back to the
  * system; for slots that held a large request. */
 void llm_slot_trim(llm_shm_t *shm, uint32_t worker, uint32_t slot,
@@ -196,9 +210,36 @@ void llm_slot_trim(llm_shm_t *shm, uint32_t worker, uint32_t slot,
  * True when the worker's eventfd must be rung (once per step is enough). */
 bool llm_slot_notify(llm_shm_t *shm, uint32_t worker, uint32_t slot);
 
-/* A starting engine: empties the submit rings, clears notified/want_space of
- * all slots, DEAD → FREE; then epoch + 1 and the pid.  The caller sets
- * READY when the card is filled. */
+/* The next operation of a worker, checked.  LLM_RING_OK, LLM_RING_EMPTY,
+ * LLM_RING_CORRUPT (bad index, operation or slot). */
+int llm_engine_pop(llm_shm_t *shm, uint32_t worker, uint32_t *op,
+                   uint32_t *slot);
+
+/* Asks for LLM_OP_SPACE, and looks again.  True: there are less than `bytes`
+ * (framing included), park the sequence; false: there is room after all.  A
+ * LLM_OP_SPACE may follow in both cases. */
+bool llm_slot_want_space(llm_shm_t *shm, uint32_t worker, uint32_t slot,
+                         uint32_t bytes);
+
+/* Before sleeping: sets `idle` and looks at all submit rings once more.  True:
+ * sleep on the doorbell; false: there is work, and `idle` is cleared. */
+bool llm_engine_doze(llm_shm_t *shm);
+
+/* After sleeping: clears `idle`. */
+void llm_engine_wake(llm_shm_t *shm);
+
+/* True when the index is DEAD: its worker released it, or is LIVE with a pid
+ * that is gone (then it is marked DEAD here).  One system call for a LIVE
+ * index.  Drop its sequences, then llm_worker_free. */
+bool llm_worker_reap(llm_shm_t *shm, uint32_t worker);
+
+/* DEAD → FREE: clears rings and slots of the index. */
+void llm_worker_free(llm_shm_t *shm, uint32_t worker);
+
+/* A starting engine: state LOADING; empties the submit rings, clears
+ * want_space of all slots and notified of those that are not in the ready
+ * ring, DEAD → FREE; then the pid and epoch + 1.  The caller sets READY when
+ * the card is filled. */
 void llm_shm_takeover(llm_shm_t *shm, int32_t pid);
 
 #endif /* ENGINE_IPC_SHM_H */

@@ -92,8 +92,7 @@ walk_logprobs(const llm_delta_t *delta, bool same)
         }
 
         if (same) {
-            must(llm_encode_logprob(again, sizeof(again), &entry)
-                 == pos - was);
+            must(llm_encode_logprob(again, sizeof(again), &entry) == pos - was);
             must(memcmp(again, delta->logprobs + was, pos - was) == 0);
         }
 
@@ -123,8 +122,7 @@ try_record(const uint8_t *payload, uint32_t len)
 
     case LLM_REC_DELTA:
         touch(record.u.delta.text, record.u.delta.text_len);
-        must(walk_logprobs(&record.u.delta, true)
-             == record.u.delta.n_logprobs);
+        must(walk_logprobs(&record.u.delta, true) == record.u.delta.n_logprobs);
         again_len = llm_encode_delta(again, sizeof(again), &record.u.delta);
         break;
 
@@ -179,8 +177,7 @@ try_ring(const uint8_t *data, uint32_t size)
     must(llm_record_space(&ring, cap) <= cap);
 
     while (llm_record_read(&ring, bytes, cap, out, out_cap, &len)
-           == LLM_RING_OK)
-    {
+           == LLM_RING_OK) {
         must(len <= out_cap && len + 4 <= cap);
         touch(out, len);
     }

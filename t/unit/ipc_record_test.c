@@ -144,8 +144,9 @@ record_fail(void **state)
     assert_int_equal(strlen(record.u.fail.param), 31);
     assert_int_equal(strlen(record.u.fail.text), 479);
 
-    /* a length that would fill the field to the brim */
+    /* a name that would fill its field to the brim, all else in order */
     out[8] = 32;
+    out[12] = 478 & 0xff;
     assert_int_equal(decode_record(out, len, &record), -1);
 }
 
@@ -267,6 +268,20 @@ record_limits(void **state)
     entry.chosen.len = LLM_TOKEN_BYTES_MAX + 1;
     assert_int_equal(llm_encode_logprob(out, sizeof(out), &entry), 0);
 
+    /* the same, made by hand: all adds up but the token is too long */
+    delta = (llm_delta_t){ .n_logprobs = 1,
+                           .logprobs = text,
+                           .logprobs_len = 16 + LLM_TOKEN_BYTES_MAX + 1 };
+    memset(text, 0, sizeof(text));
+    memcpy(text + 12, &entry.chosen.len, sizeof(uint32_t));
+    uint32_t len = llm_encode_delta(out, sizeof(out), &delta);
+    assert_int_equal(decode_record(out, len, &record), -1);
+    entry.chosen.len--;
+    delta.logprobs_len--;
+    memcpy(text + 12, &entry.chosen.len, sizeof(uint32_t));
+    len = llm_encode_delta(out, sizeof(out), &delta);
+    assert_int_equal(decode_record(out, len, &record), 0);
+
     /* one token with all its alternatives always fits, and text beside it */
     entry = big_entry(bytes);
     for (int i = 0; i < LLM_TOP_MAX; i++) {
@@ -337,15 +352,13 @@ main(void)
 {
     const char *seed = getenv("LLM_TEST_SEED");
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(record_start_done),
-        cmocka_unit_test(record_fail),
-        cmocka_unit_test(record_delta),
-        cmocka_unit_test(record_limits),
+        cmocka_unit_test(record_start_done), cmocka_unit_test(record_fail),
+        cmocka_unit_test(record_delta),      cmocka_unit_test(record_limits),
         cmocka_unit_test(record_random),
     };
 
-    random_state = seed != NULL ? strtoull(seed, NULL, 0)
-                                : (uint64_t) time(NULL);
+    random_state =
+        seed != NULL ? strtoull(seed, NULL, 0) : (uint64_t) time(NULL);
     printf("# LLM_TEST_SEED=%llu\n", (unsigned long long) random_state);
 
     cmocka_set_message_output(CM_OUTPUT_TAP);

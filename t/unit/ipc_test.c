@@ -166,8 +166,7 @@ records_limits(void **state)
     assert_int_equal(len, 60);
     assert_memory_equal(out, big, 60);
     assert_int_equal(llm_record_write(&ring, data, 64, big, 10), LLM_RING_OK);
-    assert_int_equal(llm_record_write(&ring, data, 64, big, 47),
-                     LLM_RING_FULL);
+    assert_int_equal(llm_record_write(&ring, data, 64, big, 47), LLM_RING_FULL);
     assert_int_equal(llm_record_write(&ring, data, 64, big, 46), LLM_RING_OK);
 }
 
@@ -187,9 +186,9 @@ records_wrap(void **state)
         memset(data, 0xee, sizeof(data));
         set_indexes(&ring, UINT32_MAX - 20 + at, UINT32_MAX - 20 + at);
 
-        assert_int_equal(llm_record_write(&ring, data, 32, "0123456789abcdef",
-                                          16),
-                         LLM_RING_OK);
+        assert_int_equal(
+            llm_record_write(&ring, data, 32, "0123456789abcdef", 16),
+            LLM_RING_OK);
         assert_int_equal(llm_record_read(&ring, data, 32, out, 32, &len),
                          LLM_RING_OK);
         assert_int_equal(len, 16);
@@ -214,10 +213,10 @@ records_hostile(void **state)
 
     /* any index, any length: an answer, never a wild access */
     for (int i = 0; i < 200000; i++) {
-        uint32_t head = random_below(2) ? random_below(200)
-                                        : random_below(1u << 31) * 2;
-        uint32_t tail = random_below(2) ? head - random_below(70)
-                                        : random_below(200);
+        uint32_t head =
+            random_below(2) ? random_below(200) : random_below(1u << 31) * 2;
+        uint32_t tail =
+            random_below(2) ? head - random_below(70) : random_below(200);
 
         for (int k = 0; k < 64; k++) {
             data[k] = (uint8_t) random_below(random_below(2) ? 256 : 3);
@@ -232,8 +231,7 @@ records_hostile(void **state)
         } else if (head - tail > 64 || head - tail < 4) {
             assert_int_equal(rc, LLM_RING_CORRUPT);
             assert_int_equal(llm_record_write(&ring, data, 64, "a", 1),
-                             head - tail > 64 ? LLM_RING_CORRUPT
-                                              : LLM_RING_OK);
+                             head - tail > 64 ? LLM_RING_CORRUPT : LLM_RING_OK);
         }
 
         if (rc == LLM_RING_OK) {
@@ -416,8 +414,8 @@ main(void)
         cmocka_unit_test(stats_observe),
     };
 
-    random_state = seed != NULL ? strtoull(seed, NULL, 0)
-                                : (uint64_t) time(NULL);
+    random_state =
+        seed != NULL ? strtoull(seed, NULL, 0) : (uint64_t) time(NULL);
     printf("# LLM_TEST_SEED=%llu\n", (unsigned long long) random_state);
 
     cmocka_set_message_output(CM_OUTPUT_TAP);

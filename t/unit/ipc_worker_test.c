@@ -3,6 +3,7 @@
  * real segment, doorbells, and what a starting engine takes over.
  */
 
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -176,6 +177,7 @@ claims_race(void **state)
             int i = llm_worker_claim(&shm, me);
 
             if (i < 0) {
+                sched_yield();
                 continue;
             }
 
@@ -196,7 +198,7 @@ claims_race(void **state)
 
         /* and dies with an index in its hands */
         while (llm_worker_claim(&shm, me) < 0) {
-            continue;
+            sched_yield();
         }
 
         _exit(0);
@@ -217,6 +219,8 @@ claims_race(void **state)
                 llm_worker_free(&shm, i);
             }
         }
+
+        sched_yield();
     }
 
     for (uint32_t i = 0; i < 4; i++) {
@@ -312,8 +316,7 @@ submit_hostile(void **state)
 
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         llm_ring_push(ring, llm_shm_submit_cells(&shm, 0), 32, bad[i]);
-        assert_int_equal(llm_engine_pop(&shm, 0, &op, &slot),
-                         LLM_RING_CORRUPT);
+        assert_int_equal(llm_engine_pop(&shm, 0, &op, &slot), LLM_RING_CORRUPT);
     }
 
     /* the bad ones were consumed, a good one follows */
@@ -444,7 +447,7 @@ takeover_clears(void **state)
 
     llm_worker_push(&shm, 0, LLM_OP_SUBMIT, 1);
     llm_worker_push(&shm, 0, LLM_OP_SUBMIT, 2);
-    assert_true(llm_slot_notify(&shm, 0, 3)); /* has a cell */
+    assert_true(llm_slot_notify(&shm, 0, 3));             /* has a cell */
     atomic_store(&llm_shm_slot(&shm, 0, 4)->notified, 1); /* died before */
     atomic_store(&llm_shm_slot(&shm, 0, 5)->want_space, 1);
 
