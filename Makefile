@@ -1,7 +1,9 @@
 # Thin names; the work is in conf/ and t/.  `make SAN=address|undefined|thread`
 # builds everything into a folder of its own.
 
-CC     ?= gcc
+ifeq ($(origin CC),default)
+CC     := gcc
+endif
 SAN    ?=
 DEBUG  ?=
 BUILD  ?= build$(if $(SAN),-$(SAN))
@@ -59,7 +61,8 @@ $(BUILD)/llm-engine: $(call objs,$(ENGINE_SRC) $(KERNEL_SRC))
 # kernels want -O3; each instruction set has flags of its own.  Nobody reads
 # the floating-point exception flags, and keeping them stops vectorising.
 $(BUILD)/kernels/%.o: CFLAGS += -O3 -fno-trapping-math
-$(BUILD)/engine/sample/%.o: CFLAGS += -O3
+# exp in vectors: its conditions may be computed on both sides
+$(BUILD)/engine/sample/%.o: CFLAGS += -O3 -fno-trapping-math
 ifeq ($(ARCH),x86_64)
 $(BUILD)/kernels/cpu/%_avx2.o: CFLAGS += -mavx2 -mfma -mf16c
 $(BUILD)/kernels/cpu/%_avx512.o: CFLAGS += -mavx512f -mavx512bw -mavx512dq \
