@@ -10,8 +10,13 @@
 #include <stdint.h>
 
 
-/* Uniform in [0, 1), 24 bits.  Source: Philox 4x32-10 (Salmon et al., SC11)
- * with key = seed and counter = position. */
+/* Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2,
+ * 3", SC11): ten rounds over counter and key. */
+void rng_philox(const uint32_t counter[4], const uint32_t key[2],
+                uint32_t out[4]);
+
+/* Uniform in [0, 1), 24 bits, by Philox with key = seed and counter =
+ * position. */
 float rng_uniform(uint64_t seed, uint64_t position);
 
 #endif /* ENGINE_SAMPLE_RNG_H */

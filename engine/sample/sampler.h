@@ -55,8 +55,8 @@ typedef struct {
 
 typedef struct {
     int32_t token;
-    float logprob; /* raw; NaN unless asked for */
-    int n_top;
+    float logprob; /* raw, at least −9999; NaN unless asked for */
+    int n_top;     /* fewer than asked for if fewer tokens are above −∞ */
     samp_logprob_t top[SAMP_TOP_MAX]; /* best first, ties lowest id first */
 } samp_result_t;
 
@@ -67,8 +67,12 @@ typedef struct samp_state_s samp_state_t;
 typedef struct samp_s samp_t;
 
 
+/* NULL: no memory. */
 samp_t *samp_create(int n_vocab);
 void samp_destroy(samp_t *samp);
+
+/* True if any penalty is on. */
+bool samp_needs_state(const samp_params_t *params);
 
 /* NULL: no memory.  Lives in arena. */
 samp_state_t *samp_state_create(arena_t *arena, const samp_params_t *params,
@@ -77,14 +81,16 @@ samp_state_t *samp_state_create(arena_t *arena, const samp_params_t *params,
 /* Tells the state of a token of the prompt or of the output. */
 void samp_state_add(samp_state_t *state, int32_t token, bool output);
 
-/* logits: [n_vocab], destroyed.  n_output: tokens generated so far (for
- * min_tokens); position: of the token to be drawn, in the sequence. */
+/* logits: [n_vocab], destroyed.  state: NULL if no penalty is on.  n_output:
+ * tokens generated so far (for min_tokens); position: of the token to be
+ * drawn, in the sequence.  NaN counts as −∞; the token is always in range. */
 void samp_sample(samp_t *samp, const samp_params_t *params,
                  const samp_state_t *state, float *logits, int n_output,
                  uint64_t position, samp_result_t *result);
 
 /* Log-probability of a given token, and the best n_top, from raw logits (left
- * as they are).  For echoed prompts and for perplexity. */
+ * as they are).  For echoed prompts and for perplexity.  A token outside the
+ * vocabulary has NaN. */
 void samp_score(samp_t *samp, const float *logits, int32_t token, int n_top,
                 samp_result_t *result);
 

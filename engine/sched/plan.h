@@ -3,6 +3,8 @@
 #ifndef ENGINE_SCHED_PLAN_H
 #define ENGINE_SCHED_PLAN_H
 
+#include <stdbool.h>
+
 #include "engine/sched/seq.h"
 
 typedef struct {

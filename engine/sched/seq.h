@@ -39,7 +39,7 @@ struct seq_s {
 
     bool parked;      /* the client is slow: left out of steps */
     bool want_prompt; /* logits of prompt rows too (echo with logprobs) */
-    uint64_t arrival; /* order of submission */
+    uint64_t arrival; /* order of submission, set by sched_add */
     int preemptions;
 
     void *owner; /* the request */

@@ -1,0 +1,188 @@
+/*
+ * The page pool: one record per page, free records linked both ways through
+ * their own fields, with a sentinel behind the last page.  Indices instead of
+ * pointers keep a record at 12 bytes.
+ *
+ * A free page has refs == 0 and is on the list; a held one has refs > 0 and is
+ * not.  That is all the state there is, and kv_pool_check() verifies it.
+ */
+
+#include "engine/kv/pool.h"
+
+#include <stdbool.h>
+#include <stdlib.h>
+
+#include "engine/base/status.h"
+
+typedef struct {
+    int32_t prev;
+    int32_t next;
+    int32_t refs;
+} page_t;
+
+struct kv_pool_s {
+    int n_pages;
+    int n_free;
+    /* n_pages, then the sentinel of the free list; not a flexible array,
+     * because GCC 12.2 at -O2 mixes up accesses to one made directly and
+     * through a local pointer */
+    page_t *pages;
+};
+
+
+static void
+free_list_insert(kv_pool_t *pool, int32_t after, int32_t page)
+{
+    page_t *p = pool->pages;
+
+    p[page].prev = after;
+    p[page].next = p[after].next;
+    p[p[after].next].prev = page;
+    p[after].next = page;
+    pool->n_free++;
+}
+
+
+static void
+free_list_remove(kv_pool_t *pool, int32_t page)
+{
+    page_t *p = pool->pages;
+
+    p[p[page].prev].next = p[page].next;
+    p[p[page].next].prev = p[page].prev;
+    pool->n_free--;
+}
+
+
+kv_pool_t *
+kv_pool_create(int n_pages)
+{
+    llm_assert(n_pages >= 1);
+
+    kv_pool_t *pool = malloc(sizeof(kv_pool_t));
+
+    if (pool == NULL) {
+        return NULL;
+    }
+
+    pool->pages = malloc(((size_t) n_pages + 1) * sizeof(page_t));
+
+    if (pool->pages == NULL) {
+        free(pool);
+        return NULL;
+    }
+
+    pool->n_pages = n_pages;
+    pool->n_free = 0;
+
+    const int32_t sentinel = n_pages;
+    pool->pages[sentinel] = (page_t){ sentinel, sentinel, 0 };
+
+    /* in the order of their numbers, so that a fresh pool hands out
+     * neighbouring memory */
+    for (int32_t i = 0; i < n_pages; i++) {
+        pool->pages[i].refs = 0;
+        free_list_insert(pool, pool->pages[sentinel].prev, i);
+    }
+
+    return pool;
+}
+
+
+void
+kv_pool_destroy(kv_pool_t *pool)
+{
+    if (pool != NULL) {
+        free(pool->pages);
+        free(pool);
+    }
+}
+
+
+int
+kv_pool_pages(const kv_pool_t *pool)
+{
+    return pool->n_pages;
+}
+
+
+int
+kv_pool_free_pages(const kv_pool_t *pool)
+{
+    return pool->n_free;
+}
+
+
+int32_t
+kv_pool_take(kv_pool_t *pool)
+{
+    const int32_t page = pool->pages[pool->n_pages].next;
+
+    if (page == pool->n_pages) {
+        return -1;
+    }
+
+    free_list_remove(pool, page);
+    pool->pages[page].refs = 1;
+
+    return page;
+}
+
+
+void
+kv_pool_ref(kv_pool_t *pool, int32_t page)
+{
+    llm_assert(page >= 0 && page < pool->n_pages);
+    llm_assert(pool->pages[page].refs > 0);
+
+    pool->pages[page].refs++;
+}
+
+
+void
+kv_pool_unref(kv_pool_t *pool, int32_t page)
+{
+    llm_assert(page >= 0 && page < pool->n_pages);
+    llm_assert(pool->pages[page].refs > 0);
+
+    if (--pool->pages[page].refs == 0) {
+        /* behind the sentinel is the front: reused first */
+        free_list_insert(pool, pool->n_pages, page);
+    }
+}
+
+
+int
+kv_pool_refs(const kv_pool_t *pool, int32_t page)
+{
+    llm_assert(page >= 0 && page < pool->n_pages);
+
+    return pool->pages[page].refs;
+}
+
+
+void
+kv_pool_check(const kv_pool_t *pool)
+{
+    const page_t *p = pool->pages;
+    int listed = 0;
+    int unheld = 0;
+
+    for (int32_t i = 0; i < pool->n_pages; i++) {
+        llm_assert(p[i].refs >= 0);
+        unheld += p[i].refs == 0;
+    }
+
+    for (int32_t i = p[pool->n_pages].next; i != pool->n_pages; i = p[i].next) {
+        llm_assert(i >= 0 && i < pool->n_pages && p[i].refs == 0);
+        llm_assert(p[p[i].next].prev == i && p[p[i].prev].next == i);
+        llm_assert(listed < pool->n_pages); /* no cycle */
+        listed++;
+    }
+
+    llm_assert(listed == unheld && listed == pool->n_free);
+
+    /* with assertions compiled out nothing reads them */
+    (void) listed;
+    (void) unheld;
+}

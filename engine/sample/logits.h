@@ -1,0 +1,23 @@
+/*
+ * What changes logits before a token is chosen: bias, min_tokens, penalties
+ * (steps 2 to 4 of sampler.h).  Also the state behind the penalties.
+ */
+
+#ifndef ENGINE_SAMPLE_LOGITS_H
+#define ENGINE_SAMPLE_LOGITS_H
+
+#include <stdbool.h>
+
+#include "engine/sample/sampler.h"
+
+
+/* True if logits_adjust would change anything. */
+bool logits_adjusts(const samp_params_t *params, const samp_state_t *state,
+                    int n_output);
+
+/* logits: [n_vocab].  state may be NULL: no penalties.  Ids outside the
+ * vocabulary are passed over.  Touches only the tokens named. */
+void logits_adjust(const samp_params_t *params, const samp_state_t *state,
+                   float *logits, int n_vocab, int n_output);
+
+#endif /* ENGINE_SAMPLE_LOGITS_H */

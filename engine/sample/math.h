@@ -1,0 +1,32 @@
+/*
+ * The exp and log of sampling, and the scans over a row of logits.
+ *
+ * Plain IEEE additions and multiplications in one fixed order, so the bits are
+ * the same on every machine, whatever its libm; written so that a compiler can
+ * use vectors.  NaN counts as "not there" (−∞) and +∞ as the largest float.
+ */
+
+#ifndef ENGINE_SAMPLE_MATH_H
+#define ENGINE_SAMPLE_MATH_H
+
+enum { MATH_BLOCK = 64 }; /* values per block of math_block_max */
+
+
+/* e^x for x ≤ 0, 1 above; 0 below −87.  ≤ 1.2e-7 relative. */
+float math_exp(float x);
+
+/* Natural logarithm of a positive, normal x.  ≤ 1e-15 relative to 1. */
+double math_log(double x);
+
+/* block[b] = the largest of x[64 b] … x[64 b + 63], −∞ when there is none.
+ * Returns the largest of all. */
+float math_block_max(const float *x, int n, float *block);
+
+/* weight[i] = exp((x[i] − max) / temperature); max is finite. */
+void math_weights(float *weight, const float *x, int n, float max,
+                  float temperature);
+
+/* The sum over x of exp((x − max) / temperature); max is the largest x. */
+double math_sum_exp(const float *x, int n, float max, float temperature);
+
+#endif /* ENGINE_SAMPLE_MATH_H */

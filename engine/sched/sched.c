@@ -1,0 +1,425 @@
+/*
+ * The decision of one step.  Called by loop.c, once per turn.
+ *
+ * Three rules make it fair and free of deadlock:
+ *   - every running sequence that has something to compute gets at least one
+ *     token in every step: a chunk leaves one for each sequence behind it;
+ *   - a victim stands behind the sequence that needs its pages, so the first
+ *     running sequence always gets on and ends some day;
+ *   - a parked sequence keeps its pages and its seat only until another
+ *     sequence needs them: nobody waits for a slow client.
+ *
+ * The cost is O(running + admitted) a step, plus the parked sequences that
+ * stand in the waiting queue before the last one admitted.
+ */
+
+#include "engine/sched/sched.h"
+
+#include <stdlib.h>
+
+#include "engine/base/status.h"
+
+struct sched_s {
+    kv_pool_t *pool;
+    int max_tokens;
+    int max_seqs;
+
+    list_t running; /* in the order of admission */
+    list_t waiting; /* in the order of arrival */
+    int n_running;
+    int n_waiting;
+    uint64_t arrivals;
+    uint64_t preemptions;
+
+    /* the step in progress */
+    int budget;       /* tokens left */
+    int n_behind;     /* running sequences that still have to get a token */
+    int n_parked;     /* parked among the running */
+    int parked_pages; /* that they hold */
+    list_t *scan;     /* no parked sequence is behind this one */
+
+    plan_t plan;
+};
+
+
+static seq_t *
+seq_of(const list_t *link)
+{
+    return list_entry(link, seq_t, link);
+}
+
+
+static int
+todo(const seq_t *seq)
+{
+    return seq->parked ? 0 : seq->n_tokens - seq->computed;
+}
+
+
+sched_t *
+sched_create(const sched_conf_t *conf, kv_pool_t *pool)
+{
+    llm_assert(conf->max_tokens >= 1 && conf->max_seqs >= 1);
+
+    sched_t *sched = calloc(1, sizeof(sched_t));
+
+    if (sched == NULL) {
+        return NULL;
+    }
+
+    /* more sequences than tokens could not all get on in one step */
+    const int seqs =
+        conf->max_seqs < conf->max_tokens ? conf->max_seqs : conf->max_tokens;
+
+    sched->pool = pool;
+    sched->max_tokens = conf->max_tokens;
+    sched->max_seqs = seqs;
+    list_init(&sched->running);
+    list_init(&sched->waiting);
+
+    sched->plan.rows = calloc((size_t) seqs, sizeof(plan_row_t));
+
+    if (sched->plan.rows == NULL) {
+        free(sched);
+        return NULL;
+    }
+
+    return sched;
+}
+
+
+void
+sched_destroy(sched_t *sched)
+{
+    if (sched == NULL) {
+        return;
+    }
+
+    llm_assert(list_empty(&sched->running) && list_empty(&sched->waiting));
+
+    free(sched->plan.rows);
+    free(sched);
+}
+
+
+void
+sched_add(sched_t *sched, seq_t *seq)
+{
+    llm_assert(seq->state == SEQ_NEW);
+    llm_assert(seq->n_tokens >= 1 && seq->computed == 0 && seq->table.n == 0);
+    llm_assert(kv_pages_for(seq->n_tokens) <= kv_pool_pages(sched->pool));
+
+    seq->state = SEQ_WAITING;
+    seq->arrival = sched->arrivals++;
+    list_push_back(&sched->waiting, &seq->link);
+    sched->n_waiting++;
+}
+
+
+void
+sched_remove(sched_t *sched, seq_t *seq)
+{
+    if (seq->state == SEQ_RUNNING) {
+        sched->n_running--;
+
+    } else if (seq->state == SEQ_WAITING) {
+        sched->n_waiting--;
+
+    } else {
+        return;
+    }
+
+    list_remove(&seq->link);
+    kv_table_truncate(&seq->table, sched->pool, 0);
+    seq->computed = 0;
+    seq->state = SEQ_FINISHED;
+}
+
+
+/* Back to its place in the order of arrival, which is the front but for other
+ * victims that are older. */
+static void
+preempt(sched_t *sched, seq_t *seq)
+{
+    list_t *place = &sched->waiting;
+
+    list_remove(&seq->link);
+    sched->n_running--;
+    kv_table_truncate(&seq->table, sched->pool, 0);
+    seq->computed = 0;
+    seq->preemptions++;
+    sched->preemptions++;
+
+    while (place->next != &sched->waiting
+           && seq_of(place->next)->arrival < seq->arrival)
+    {
+        place = place->next;
+    }
+
+    list_insert(place, &seq->link);
+    sched->n_waiting++;
+    seq->state = SEQ_WAITING;
+}
+
+
+/* Preempts the parked sequence that was admitted last.  Nobody parks or
+ * unparks within a step, so one walk over the running queue serves all calls
+ * of a step. */
+static void
+preempt_parked(sched_t *sched)
+{
+    while (!seq_of(sched->scan)->parked) {
+        sched->scan = sched->scan->prev;
+    }
+
+    seq_t *seq = seq_of(sched->scan);
+
+    sched->scan = sched->scan->prev;
+    sched->n_parked--;
+    sched->parked_pages -= seq->table.n;
+    preempt(sched, seq);
+}
+
+
+static void
+plan_add(sched_t *sched, seq_t *seq, int count)
+{
+    plan_t *plan = &sched->plan;
+
+    plan->rows[plan->n_rows++] = (plan_row_t){
+        .seq = seq,
+        .first = seq->computed,
+        .count = count,
+        .last = seq->computed + count == seq->n_tokens,
+    };
+    plan->n_tokens += count;
+    sched->budget -= count;
+    seq->computed += count;
+}
+
+
+/* Pages for a running sequence up to n_tokens, whatever it takes.  False: it
+ * was itself the victim, and so the last one running. */
+static bool
+make_room(sched_t *sched, seq_t *seq, int n_tokens)
+{
+    while (kv_table_grow(&seq->table, sched->pool, n_tokens) != LLM_OK) {
+        if (sched->n_parked > 0) {
+            preempt_parked(sched);
+            continue;
+        }
+
+        /* alone it fits: who is too long for the pool was refused */
+        llm_assert(sched->n_running > 1);
+
+        seq_t *victim = seq_of(sched->running.prev);
+        preempt(sched, victim);
+
+        if (victim == seq) {
+            return false;
+        }
+    }
+
+    return true;
+}
+
+
+static void
+plan_running(sched_t *sched)
+{
+    list_t *link = sched->running.next;
+
+    while (link != &sched->running) {
+        seq_t *seq = seq_of(link);
+        int count = todo(seq);
+
+        if (count > 0) {
+            sched->n_behind--;
+
+            if (count > sched->budget - sched->n_behind) {
+                count = sched->budget - sched->n_behind;
+            }
+
+            if (!make_room(sched, seq, seq->computed + count)) {
+                return;
+            }
+
+            plan_add(sched, seq, count);
+        }
+
+        link = link->next;
+    }
+}
+
+
+/* A seat and pages for the whole of a waiting sequence, at the expense of
+ * parked ones if that helps.  The pages are taken chunk by chunk. */
+static bool
+make_place(sched_t *sched, const seq_t *seq)
+{
+    const int need = kv_pages_for(seq->n_tokens);
+
+    if (sched->n_running - sched->n_parked >= sched->max_seqs
+        || kv_pool_free_pages(sched->pool) + sched->parked_pages < need)
+    {
+        return false;
+    }
+
+    while (sched->n_running >= sched->max_seqs
+           || kv_pool_free_pages(sched->pool) < need)
+    {
+        preempt_parked(sched);
+    }
+
+    return true;
+}
+
+
+/* In strict order: a sequence that does not fit holds up those behind it, or
+ * short ones would overtake it for ever. */
+static void
+admit_waiting(sched_t *sched)
+{
+    list_t *link = sched->waiting.next;
+
+    while (link != &sched->waiting && sched->budget > 0) {
+        seq_t *seq = seq_of(link);
+
+        if (seq->parked) {
+            link = link->next;
+            continue;
+        }
+
+        if (!make_place(sched, seq)) {
+            return;
+        }
+
+        const int count =
+            seq->n_tokens < sched->budget ? seq->n_tokens : sched->budget;
+        const int rc = kv_table_grow(&seq->table, sched->pool, count);
+
+        llm_assert(rc == LLM_OK);
+        (void) rc;
+
+        /* only now: make_place may have put victims behind it */
+        link = link->next;
+
+        list_remove(&seq->link);
+        list_push_back(&sched->running, &seq->link);
+        sched->n_waiting--;
+        sched->n_running++;
+        seq->state = SEQ_RUNNING;
+        plan_add(sched, seq, count);
+    }
+}
+
+
+const plan_t *
+sched_step(sched_t *sched)
+{
+    const uint64_t before = sched->preemptions;
+
+    sched->plan.n_rows = 0;
+    sched->plan.n_tokens = 0;
+    sched->budget = sched->max_tokens;
+    sched->scan = sched->running.prev;
+    sched->n_behind = 0;
+    sched->n_parked = 0;
+    sched->parked_pages = 0;
+
+    for (list_t *l = sched->running.next; l != &sched->running; l = l->next) {
+        const seq_t *seq = seq_of(l);
+
+        sched->n_behind += todo(seq) > 0;
+
+        if (seq->parked) {
+            sched->n_parked++;
+            sched->parked_pages += seq->table.n;
+        }
+    }
+
+    plan_running(sched);
+
+    /* after a preemption the pages are too few already */
+    if (sched->preemptions == before) {
+        admit_waiting(sched);
+    }
+
+    return &sched->plan;
+}
+
+
+int
+sched_running(const sched_t *sched)
+{
+    return sched->n_running;
+}
+
+
+int
+sched_waiting(const sched_t *sched)
+{
+    return sched->n_waiting;
+}
+
+
+uint64_t
+sched_preemptions(const sched_t *sched)
+{
+    return sched->preemptions;
+}
+
+
+static void
+check_waiting(const sched_t *sched)
+{
+    const list_t *head = &sched->waiting;
+    int n = 0;
+
+    for (const list_t *l = head->next; l != head; l = l->next) {
+        const seq_t *seq = seq_of(l);
+
+        llm_assert(l->next->prev == l && seq->state == SEQ_WAITING);
+        llm_assert(seq->computed == 0 && seq->table.n == 0);
+        llm_assert(l->prev == head || seq_of(l->prev)->arrival < seq->arrival);
+        (void) seq;
+        n++;
+    }
+
+    llm_assert(n == sched->n_waiting);
+    (void) n;
+}
+
+
+void
+sched_check(const sched_t *sched)
+{
+    const list_t *head = &sched->running;
+    const plan_t *plan = &sched->plan;
+    int n = 0;
+    int pages = 0;
+
+    for (const list_t *l = head->next; l != head; l = l->next) {
+        const seq_t *seq = seq_of(l);
+
+        llm_assert(l->next->prev == l && seq->state == SEQ_RUNNING);
+        llm_assert(seq->computed >= 1 && seq->computed <= seq->n_tokens);
+        llm_assert(seq->table.n == kv_pages_for(seq->computed));
+        pages += seq->table.n;
+        n++;
+    }
+
+    llm_assert(n == sched->n_running && n <= sched->max_seqs);
+    llm_assert(pages
+               <= kv_pool_pages(sched->pool) - kv_pool_free_pages(sched->pool));
+    llm_assert(plan->n_rows <= sched->max_seqs);
+    llm_assert(plan->n_tokens >= plan->n_rows
+               && plan->n_tokens <= sched->max_tokens);
+
+    check_waiting(sched);
+    kv_pool_check(sched->pool);
+
+    (void) n;
+    (void) pages;
+    (void) plan;
+}
