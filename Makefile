@@ -60,7 +60,8 @@ $(BUILD)/llm-engine: $(call objs,$(ENGINE_SRC) $(KERNEL_SRC))
 
 # kernels want -O3; each instruction set has flags of its own.  Nobody reads
 # the floating-point exception flags, and keeping them stops vectorising.
-$(BUILD)/kernels/%.o: CFLAGS += -O3 -fno-trapping-math
+# Unrolled code with sanitizer checks takes minutes to compile above -O1.
+$(BUILD)/kernels/%.o: CFLAGS += $(if $(SAN),-O1,-O3) -fno-trapping-math
 # exp in vectors: its conditions may be computed on both sides
 $(BUILD)/engine/sample/%.o: CFLAGS += -O3 -fno-trapping-math
 ifeq ($(ARCH),x86_64)

@@ -20,6 +20,7 @@ typedef struct {
     const char *log;           /* path, or NULL: standard error */
     int log_level;
     int max_model_len; /* 0: auto */
+    int block_size;    /* 16 */
     int max_num_seqs;
     int max_num_batched_tokens;
     uint64_t kv_cache_memory; /* bytes; 0: default share */

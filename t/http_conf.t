@@ -46,7 +46,7 @@ my @wrong = (
     ['kv_cache_memory lots;', qr/kv_cache_memory.*lots/],
     ['threads -1;', qr/threads.*-1/],
     ['slots 3;', qr/slots.*3/],
-    ['device cpu; device cpu;', qr/device.*duplicate/],
+    ['device cpu; device cpu;', qr/duplicate "device"/],
     ['chat_template /nonexistent.jinja;', qr/chat_template.*nonexistent/],
 );
 
@@ -71,7 +71,7 @@ my @whole = (
         sub { s/llm_pass chat;/llm_pass chatt;/r }, qr/chatt/],
     ['the same name twice',
         sub { s/(llm_engine chat \{.*?\n    \})/$1\n$1/sr },
-        qr/chat.*(duplicate|twice|already)/],
+        qr/duplicate llm_engine "chat"/],
     ['llm_pass twice', sub { s/llm_pass chat;/llm_pass chat; llm_pass chat;/r },
         qr/llm_pass.*duplicate/],
     ['llm_pass without a name', sub { s/llm_pass chat;/llm_pass;/r },

@@ -20,7 +20,7 @@ typedef struct {
     int n_ctx; /* the length it was trained for */
     float rms_eps;
     float rope_base;
-    float rope_scale; /* linear position scale, 1: none */
+    float rope_scale; /* positions are multiplied by it, 1: no scaling */
 } model_config_t;
 
 

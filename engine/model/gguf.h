@@ -31,6 +31,13 @@ int gguf_parse(const uint8_t *data, size_t len, gguf_t **gguf, llm_err_t *err);
 
 void gguf_close(gguf_t *gguf);
 
+/* Fills *err (may be NULL) with one sentence that opens with the file's name,
+ * where there is one, and returns LLM_ERROR. */
+int gguf_err(const gguf_t *gguf, llm_err_t *err, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+
+bool gguf_has(const gguf_t *gguf, const char *key);
+
 /* Metadata by key.  False when absent or of another kind.  Integers accept
  * every integer type whose value fits; floats accept F32 and F64. */
 bool gguf_str(const gguf_t *gguf, const char *key, gguf_str_t *out);
@@ -52,7 +59,22 @@ bool gguf_array_f32(const gguf_t *gguf, const char *key, int64_t i, float *out);
  * gguf_open fail with the tensor's name and type. */
 bool gguf_tensor(const gguf_t *gguf, const char *name, op_tensor_t *out);
 
+/* The same by number: 0 … gguf_n_tensors() − 1.  gguf_tensor_index() is −1 for
+ * a name that is absent. */
+int gguf_n_tensors(const gguf_t *gguf);
+int gguf_tensor_index(const gguf_t *gguf, const char *name);
+void gguf_tensor_at(const gguf_t *gguf, int i, gguf_str_t *name,
+                    op_tensor_t *out);
+
 /* Bytes of tensor data in the file. */
 size_t gguf_tensor_bytes(const gguf_t *gguf);
+
+/* A string of the file for a message: at most 64 bytes of it, printable ASCII
+ * only, zero-terminated. */
+typedef struct {
+    char text[72];
+} gguf_shown_t;
+
+gguf_shown_t gguf_show(gguf_str_t str);
 
 #endif /* ENGINE_MODEL_GGUF_H */

@@ -4,6 +4,7 @@
  *
  * Every pool starts full of NaN and Inf, and pages are handed out in random
  * order, so whatever leaks from a slot that is not the row's own shows.
+ * An argument names the one test to run; SEED in the environment its seed.
  */
 
 #include <math.h>
@@ -497,23 +498,23 @@ static const shape_t same_shapes[] = {
 };
 
 
-/* Whole prefill on one thread is the standard; then token by token, random
- * chunks among other sequences, more threads, every instruction set. */
+/* Whole prefill in the baseline is the standard; against it whole prefill,
+ * token by token, and random chunks among other sequences, by threads. */
 static void
 check_same(const shape_t *shape, const char *isa, const world_t *standard,
-           const int *len, int n_seqs)
+           const int *len)
 {
     world_t w;
 
     if (world_open(&w, isa, 1, shape, standard->max_len) != 0) {
         return;
     }
-    for (int s = 0; s < n_seqs; s++) {
+    for (int s = 0; s < shape->n_seqs; s++) {
         const chunk_t whole = { s, len[s] };
 
         feed(&w, &whole, 1);
     }
-    assert_same(standard, &w, n_seqs, isa);
+    assert_same(standard, &w, shape->n_seqs, isa);
     world_close(&w);
 
     world_open(&w, isa, 2, shape, standard->max_len);
@@ -521,7 +522,7 @@ check_same(const shape_t *shape, const char *isa, const world_t *standard,
         chunk_t step[MAX_SEQS];
         int n = 0;
 
-        for (int s = 0; s < n_seqs; s++) {
+        for (int s = 0; s < shape->n_seqs; s++) {
             if (p < len[s]) {
                 step[n].seq = s;
                 step[n++].n = 1;
@@ -532,13 +533,13 @@ check_same(const shape_t *shape, const char *isa, const world_t *standard,
             feed(&w, step, n);
         }
     }
-    assert_same(standard, &w, n_seqs, "token by token");
+    assert_same(standard, &w, shape->n_seqs, "token by token");
     world_close(&w);
 
     for (int threads = 1; threads <= 3; threads++) {
         world_open(&w, isa, threads, shape, standard->max_len);
-        feed_randomly(&w, len, n_seqs, threads == 1 ? 7 : 90);
-        assert_same(standard, &w, n_seqs, "random chunks");
+        feed_randomly(&w, len, shape->n_seqs, threads == 1 ? 7 : 90);
+        assert_same(standard, &w, shape->n_seqs, "random chunks");
         world_close(&w);
     }
 }
@@ -547,24 +548,31 @@ check_same(const shape_t *shape, const char *isa, const world_t *standard,
 static void
 test_same_bits(void **unused)
 {
-    static const int len[] = { 301, 40, 17, 1, 290, 64 };
-    enum { N = sizeof(len) / sizeof(len[0]) };
-    const size_t n_shapes = sizeof(same_shapes) / sizeof(same_shapes[0]);
+    static const int len[] = { 270, 40, 17, 1, 258, 64 };
+    const int n_shapes = sizeof(same_shapes) / sizeof(same_shapes[0]);
 
     (void) unused;
 
-    for (size_t i = 0; i < n_shapes; i++) {
-        world_t standard;
+    for (int i = 0; i < n_shapes; i++) {
+        const shape_t *shape = &same_shapes[i];
+        world_t standard, again;
 
-        world_open(&standard, "baseline", 1, &same_shapes[i], 301);
-        for (int s = 0; s < N; s++) {
+        world_open(&standard, "baseline", 1, shape, len[0]);
+        for (int s = 0; s < shape->n_seqs; s++) {
             const chunk_t whole = { s, len[s] };
 
             feed(&standard, &whole, 1);
             assert_finite(&standard, s);
         }
-        for (int k = 0; k < N_ISAS; k++) {
-            check_same(&same_shapes[i], isas[k], &standard, len, N);
+        for (int k = 0; k < N_ISAS - 1; k++) {
+            check_same(shape, isas[k], &standard, len);
+        }
+
+        if (i < 2) { /* it is slow */
+            world_open(&again, "baseline", 2, shape, len[0]);
+            feed_randomly(&again, len, shape->n_seqs, 90);
+            assert_same(&standard, &again, shape->n_seqs, "baseline");
+            world_close(&again);
         }
         world_close(&standard);
     }
@@ -806,7 +814,7 @@ test_extremes(void **unused)
 
 
 int
-main(void)
+main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_oracle),
@@ -823,6 +831,9 @@ main(void)
     state = seed | 1;
     printf("# seed %llu\n", (unsigned long long) seed);
 
+    if (argc > 1) {
+        cmocka_set_test_filter(argv[1]);
+    }
     cmocka_set_message_output(CM_OUTPUT_TAP);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -265,7 +265,8 @@ sub log {
     return scalar <$f>;
 }
 
-# pids of the master's living children, of a program name if given.
+# pids of the master's living children, of a program name if given; their
+# number in scalar context.
 sub children {
     my ($self, $name, $parent) = @_;
     my @pids;
@@ -279,7 +280,9 @@ sub children {
             && $4 == $parent && (!defined $name || $2 eq $name);
     }
 
-    return sort { $a <=> $b } @pids;
+    # sort has no meaning in scalar context
+    @pids = sort { $a <=> $b } @pids;
+    return @pids;
 }
 
 sub engine_pid { return ($_[0]->children('llm-engine'))[0] }

@@ -1,0 +1,334 @@
+/*
+ * Loading a model and running it: picks the architecture's row, reserves all
+ * memory, and forwards to the row's code.
+ *
+ * Called by the engine at start-up, then once a step.  After model_load()
+ * nothing here allocates.
+ */
+
+#include "engine/model/model.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "engine/model/arch.h"
+
+static const arch_t *const archs[] = { &arch_llama };
+
+enum { N_ARCHS = sizeof(archs) / sizeof(archs[0]) };
+
+/* Sanity of the caller's numbers; keeps products of sizes in 64 bits. */
+enum { MAX_ROWS = 1 << 20, MAX_LEN = 1 << 24 };
+
+
+const arch_t *
+arch_find(const char *name)
+{
+    for (int i = 0; i < N_ARCHS; i++) {
+        if (strcmp(archs[i]->name, name) == 0) {
+            return archs[i];
+        }
+    }
+
+    return NULL;
+}
+
+
+const char *
+arch_names(void)
+{
+    return "llama";
+}
+
+
+/* --- memory --- */
+
+static bool
+reserve(model_t *model, model_buf_t *buf, size_t rows, size_t width)
+{
+    buf->bytes = rows * width * sizeof(float);
+    buf->data = model->ops->alloc(model->dev, buf->bytes);
+
+    return buf->data != NULL;
+}
+
+
+static void
+release(model_t *model, model_buf_t *buf)
+{
+    if (buf->data != NULL) {
+        model->ops->free(model->dev, buf->data, buf->bytes);
+        buf->data = NULL;
+    }
+}
+
+
+static bool
+reserve_all(model_t *model)
+{
+    const model_config_t *c = &model->config;
+    const size_t rows = (size_t) model->max_rows;
+    const size_t n_embd = (size_t) c->n_embd;
+    const size_t n_ff = (size_t) c->n_ff;
+    const size_t n_q = (size_t) c->n_heads * (size_t) c->head_dim;
+    const size_t n_kv = (size_t) c->n_kv_heads * (size_t) c->head_dim;
+
+    return reserve(model, &model->norms, 2 * (size_t) c->n_layers + 1, n_embd)
+           && reserve(model, &model->cos_sin, (size_t) model->max_len,
+                      (size_t) c->rot_dim)
+           && reserve(model, &model->x, rows, n_embd)
+           && reserve(model, &model->h, rows, n_embd)
+           && reserve(model, &model->qkv, rows, n_q + 2 * n_kv)
+           && reserve(model, &model->attn, rows, n_q)
+           && reserve(model, &model->gate_up, rows, 2 * n_ff)
+           && reserve(model, &model->act, rows, n_ff)
+           && reserve(model, &model->out, rows, n_embd)
+           && reserve(model, &model->logits, (size_t) model->max_out,
+                      (size_t) c->n_vocab);
+}
+
+
+static void
+weight_free(model_t *model, op_weight_t *weight)
+{
+    if (weight != NULL) {
+        model->ops->weight_free(model->dev, weight);
+    }
+}
+
+
+void
+model_free(model_t *model)
+{
+    if (model == NULL) {
+        return;
+    }
+
+    for (int l = 0; l < model->config.n_layers && model->layers != NULL; l++) {
+        weight_free(model, model->layers[l].qkv);
+        weight_free(model, model->layers[l].attn_o);
+        weight_free(model, model->layers[l].gate_up);
+        weight_free(model, model->layers[l].down);
+    }
+
+    if (model->head != model->embed) {
+        weight_free(model, model->head);
+    }
+    weight_free(model, model->embed);
+
+    release(model, &model->norms);
+    release(model, &model->cos_sin);
+    release(model, &model->x);
+    release(model, &model->h);
+    release(model, &model->qkv);
+    release(model, &model->attn);
+    release(model, &model->gate_up);
+    release(model, &model->act);
+    release(model, &model->out);
+    release(model, &model->logits);
+
+    arena_destroy(model->arena);
+}
+
+
+/* --- loading --- */
+
+/* Angles in double: position 8191 times a frequency near 1 has only 11 bits of
+ * fraction left in a float. */
+static void
+fill_cos_sin(model_t *model)
+{
+    const model_config_t *c = &model->config;
+    const int half = c->rot_dim / 2;
+    float *out = model->cos_sin.data;
+
+    for (int i = 0; i < half; i++) {
+        double freq = pow((double) c->rope_base, -2.0 * i / c->rot_dim)
+                      * (double) c->rope_scale;
+
+        if (model->rope_factors != NULL) {
+            freq /= (double) model->rope_factors[i];
+        }
+
+        for (int pos = 0; pos < model->max_len; pos++) {
+            float *pair = out + ((size_t) pos * (size_t) half + (size_t) i) * 2;
+
+            pair[0] = (float) cos(pos * freq);
+            pair[1] = (float) sin(pos * freq);
+        }
+    }
+}
+
+
+static int
+prepare(model_t *model, const model_load_t *how, llm_err_t *err)
+{
+    const model_config_t *c = &model->config;
+    const int n_q = c->n_heads * c->head_dim;
+    op_err_t op_err = { "" };
+    op_limits_t limits = {
+        .max_rows = how->max_rows,
+        .max_seqs = how->max_seqs,
+        .max_len = how->max_len,
+        .max_in = c->n_embd,
+        .n_heads = c->n_heads,
+        .n_kv_heads = c->n_kv_heads,
+        .head_dim = c->head_dim,
+    };
+
+    limits.max_in = limits.max_in < c->n_ff ? c->n_ff : limits.max_in;
+    limits.max_in = limits.max_in < n_q ? n_q : limits.max_in;
+
+    if (how->ops->prepare(how->dev, &limits, &op_err) != 0) {
+        return llm_err_set(err, LLM_ERROR, NULL, "cannot prepare \"%s\": %s",
+                           how->ops->name, op_err.text);
+    }
+
+    return LLM_OK;
+}
+
+
+static int
+load(model_t *model, const gguf_t *gguf, const model_load_t *how,
+     llm_err_t *err)
+{
+    weights_t weights = {
+        .gguf = gguf, .ops = how->ops, .dev = how->dev, .err = err
+    };
+
+    model->layers = arena_calloc(model->arena, (size_t) model->config.n_layers
+                                                   * sizeof(model_layer_t));
+
+    if (model->layers == NULL || !reserve_all(model)) {
+        return llm_err_set(err, LLM_NOMEM, NULL,
+                           "no memory for activations of %d rows",
+                           model->max_rows);
+    }
+
+    int rc = weights_init(&weights, model->arena);
+
+    if (rc == LLM_OK) {
+        rc = model->arch->bind(model, &weights);
+    }
+    if (rc == LLM_OK) {
+        rc = weights_finish(&weights);
+    }
+    if (rc == LLM_OK) {
+        rc = prepare(model, how, err);
+    }
+    if (rc == LLM_OK) {
+        fill_cos_sin(model);
+        model->weight_bytes = weights.bytes + model->norms.bytes;
+    }
+
+    return rc;
+}
+
+
+int
+model_load(const gguf_t *gguf, const model_load_t *how, model_t **out,
+           llm_err_t *err)
+{
+    model_config_t config;
+    int rc = model_config_read(gguf, &config, err);
+
+    *out = NULL;
+    if (rc != LLM_OK) {
+        return rc;
+    }
+
+    llm_assert(how->max_rows > 0 && how->max_rows <= MAX_ROWS);
+    llm_assert(how->max_len > 0 && how->max_len <= MAX_LEN);
+    llm_assert(how->max_seqs > 0 && how->max_out > 0);
+
+    arena_t *arena = arena_create(16 * 1024);
+    model_t *model = arena == NULL ? NULL : arena_calloc(arena, sizeof(*model));
+
+    if (model == NULL) {
+        if (arena != NULL) {
+            arena_destroy(arena);
+        }
+        return llm_err_set(err, LLM_NOMEM, NULL, "no memory to load a model");
+    }
+
+    model->arena = arena;
+    model->arch = arch_find(config.arch);
+    model->config = config;
+    model->ops = how->ops;
+    model->dev = how->dev;
+    model->max_rows = how->max_rows;
+    model->max_out =
+        how->max_out < how->max_rows ? how->max_out : how->max_rows;
+    model->max_len = how->max_len;
+
+    rc = load(model, gguf, how, err);
+    if (rc != LLM_OK) {
+        model_free(model);
+        return rc;
+    }
+
+    *out = model;
+
+    return LLM_OK;
+}
+
+
+/* --- running --- */
+
+void
+model_forward(model_t *model, const op_batch_t *batch, const op_kv_t *kv)
+{
+    llm_dassert(batch->n_rows > 0 && batch->n_rows <= model->max_rows);
+    llm_dassert(batch->n_out >= 0 && batch->n_out <= batch->n_rows);
+
+    model->arch->forward(model, batch, kv);
+}
+
+
+float *
+model_logits(model_t *model, int first, int n)
+{
+    const model_config_t *c = &model->config;
+
+    llm_assert(first >= 0 && n > 0 && n <= model->max_out
+               && first + n <= model->max_rows);
+
+    model->ops->linear(model->dev, model->logits.data, c->n_vocab,
+                       model->out.data + (size_t) first * (size_t) c->n_embd, n,
+                       model->head, OP_SET);
+
+    return model->logits.data;
+}
+
+
+const model_config_t *
+model_config(const model_t *model)
+{
+    return &model->config;
+}
+
+
+size_t
+model_weight_bytes(const model_t *model)
+{
+    return model->weight_bytes;
+}
+
+
+size_t
+model_activation_bytes(const model_t *model)
+{
+    return model->cos_sin.bytes + model->x.bytes + model->h.bytes
+           + model->qkv.bytes + model->attn.bytes + model->gate_up.bytes
+           + model->act.bytes + model->out.bytes + model->logits.bytes;
+}
+
+
+size_t
+model_page_bytes(const model_t *model)
+{
+    const model_config_t *c = &model->config;
+
+    return model->ops->kv_page_bytes(model->dev, c->n_layers, c->n_kv_heads,
+                                     c->head_dim);
+}

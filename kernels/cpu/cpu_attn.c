@@ -1,0 +1,621 @@
+/*
+ * Paged attention: which thread computes what.  The arithmetic is in the
+ * kernels of cpu_attn.h; nothing here changes a result.
+ *
+ * A tile is a few rows of one sequence in one page, so all of them end in the
+ * same page.  The work list is (tile, split, KV head), heads innermost, since
+ * the heads of a page lie side by side.  Threads take items as they come; an
+ * item leaves its rows' partials (maximum, sum, o) in the scratch, and the
+ * thread that finishes the last split of a tile's head combines them.  When
+ * the partials of a step exceed the scratch, the list is run in waves.
+ */
+
+#include "kernels/cpu/cpu.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/cpu/cpu_attn.h"
+#include "kernels/cpu/cpu_math.h"
+
+enum {
+    TILE_ROWS = 64,        /* rows of a tile, unless one token has more */
+    PARTS_BYTES = 4 << 20, /* partials of a wave, at least */
+    PARTS_PER_THREAD = 2 << 20,
+    ITEMS_PER_THREAD = 8 /* fewer: take single items, for balance */
+};
+
+/* A tile, restricted to the KV heads whose partials still fitted. */
+typedef struct {
+    int seq;
+    int row;       /* its first row in the batch */
+    int pos;       /* of that row */
+    int n_queries; /* rows of the batch */
+    int n_splits;
+    int head; /* first KV head */
+    int n_heads;
+    int item;     /* number of its first item in the wave */
+    size_t parts; /* where its partials begin, in floats */
+} unit_t;
+
+typedef struct {
+    void *block;
+    size_t block_bytes;
+    unit_t *units;
+    atomic_int *left; /* [unit][KV head]: splits not yet done */
+    float *parts;
+    size_t parts_floats;
+    float *threads; /* each: q, scores, widened pages */
+    size_t thread_floats;
+    int group; /* query heads per KV head */
+    int tile_queries;
+    int dim; /* head_dim, rounded up to 16 */
+} scratch_t;
+
+typedef struct {
+    const cpu_attn_kernels_t *kernels;
+    scratch_t *scratch;
+    float *out;
+    const float *q;
+    const op_batch_t *batch;
+    const op_attn_t *attn;
+    const uint16_t *pages; /* of the layer */
+    size_t page_halves;
+    int n_units;
+    int n_items;
+    int grain; /* items taken at once */
+    atomic_int next;
+} job_t;
+
+/* Where the next wave begins: sequences from the last to the first, because
+ * the scheduler puts prefill chunks last and large items should start early. */
+typedef struct {
+    int seq;
+    int row;
+    int head;
+} walk_t;
+
+
+static const cpu_attn_kernels_t *
+kernels_of(int isa)
+{
+#if defined(__x86_64__)
+    if (isa == CPU_ISA_AVX512) {
+        return &cpu_attn_avx512;
+    }
+    if (isa == CPU_ISA_AVX2) {
+        return &cpu_attn_avx2;
+    }
+#endif
+    (void) isa;
+    return &cpu_attn_baseline;
+}
+
+
+size_t
+cpu_kv_page_bytes(op_dev_t *dev, int n_layers, int n_kv_heads, int head_dim)
+{
+    (void) dev;
+    return (size_t) n_layers * n_kv_heads * head_dim * 2 * OP_PAGE
+           * sizeof(uint16_t);
+}
+
+
+/* --- scratch --- */
+
+static size_t
+take(size_t *at, size_t bytes)
+{
+    const size_t offset = *at;
+
+    *at += (bytes + 63) / 64 * 64;
+    return offset;
+}
+
+
+int
+cpu_attn_prepare(op_dev_t *dev, const op_limits_t *limits)
+{
+    const int group = limits->n_heads / limits->n_kv_heads;
+    const int tile_rows = group > TILE_ROWS ? group : TILE_ROWS;
+    const int dim = (limits->head_dim + 15) / 16 * 16;
+    const size_t splits = ((size_t) limits->max_len + OP_SPLIT - 1) / OP_SPLIT;
+    const size_t tile = tile_rows * splits * (dim + CPU_ATTN_HEAD);
+    const int threads = cpu_pool_threads(dev->pool);
+    size_t parts = (size_t) threads * PARTS_PER_THREAD / sizeof(float);
+    size_t at = 0;
+    scratch_t *scratch = calloc(1, sizeof(scratch_t));
+
+    if (scratch == NULL) {
+        return -1;
+    }
+
+    parts = parts < PARTS_BYTES / sizeof(float) ? PARTS_BYTES / sizeof(float)
+                                                : parts;
+    scratch->parts_floats = parts < tile ? tile : parts;
+    scratch->thread_floats =
+        (size_t) tile_rows * (dim + OP_SPLIT) + CPU_ATTN_GROUP * OP_PAGE * dim;
+    scratch->group = group;
+    scratch->dim = dim;
+    scratch->tile_queries = TILE_ROWS / group;
+    if (scratch->tile_queries < 1) {
+        scratch->tile_queries = 1;
+    } else if (scratch->tile_queries > OP_PAGE) {
+        scratch->tile_queries = OP_PAGE;
+    }
+
+    const size_t units = take(&at, limits->max_rows * sizeof(unit_t));
+    const size_t left = take(&at, (size_t) limits->max_rows * limits->n_kv_heads
+                                      * sizeof(atomic_int));
+    const size_t parts_at = take(&at, scratch->parts_floats * sizeof(float));
+    const size_t threads_at =
+        take(&at, threads * scratch->thread_floats * sizeof(float));
+    char *block = cpu_alloc(dev, at);
+
+    if (block == NULL) {
+        free(scratch);
+        return -1;
+    }
+
+    scratch->block = block;
+    scratch->block_bytes = at;
+    scratch->units = (unit_t *) (block + units);
+    scratch->left = (atomic_int *) (block + left);
+    scratch->parts = (float *) (block + parts_at);
+    scratch->threads = (float *) (block + threads_at);
+
+    cpu_attn_fini(dev);
+    dev->attn_scratch = scratch;
+    return 0;
+}
+
+
+void
+cpu_attn_fini(op_dev_t *dev)
+{
+    scratch_t *scratch = dev->attn_scratch;
+
+    if (scratch != NULL) {
+        cpu_free(dev, scratch->block, scratch->block_bytes);
+        free(scratch);
+        dev->attn_scratch = NULL;
+    }
+}
+
+
+/* --- the work list --- */
+
+static size_t
+partial_floats(const job_t *job)
+{
+    return CPU_ATTN_HEAD + job->scratch->dim;
+}
+
+
+static void
+fill_tile(const job_t *job, const walk_t *walk, unit_t *unit)
+{
+    const int pos = job->batch->pos[walk->row];
+    int n = OP_PAGE - pos % OP_PAGE;
+
+    if (n > job->batch->row_start[walk->seq + 1] - walk->row) {
+        n = job->batch->row_start[walk->seq + 1] - walk->row;
+    }
+    if (n > job->scratch->tile_queries) {
+        n = job->scratch->tile_queries;
+    }
+
+    unit->seq = walk->seq;
+    unit->row = walk->row;
+    unit->pos = pos;
+    unit->n_queries = n;
+    unit->n_splits = (pos + n - 1) / OP_SPLIT + 1;
+    unit->head = walk->head;
+}
+
+
+/* To the next sequence that has rows left; false: there is none. */
+static int
+settle(const op_batch_t *batch, walk_t *walk)
+{
+    while (walk->seq >= 0 && walk->row == batch->row_start[walk->seq + 1]) {
+        walk->seq--;
+        if (walk->seq >= 0) {
+            walk->row = batch->row_start[walk->seq];
+        }
+    }
+
+    return walk->seq >= 0;
+}
+
+
+/* Lists as many tiles as the scratch has room for; false: none are left. */
+static int
+build_wave(job_t *job, walk_t *walk)
+{
+    scratch_t *scratch = job->scratch;
+    const int n_kv = job->attn->n_kv_heads;
+    size_t used = 0;
+
+    job->n_units = 0;
+    job->n_items = 0;
+
+    while (settle(job->batch, walk)) {
+        unit_t *unit = &scratch->units[job->n_units];
+
+        fill_tile(job, walk, unit);
+
+        const size_t per_head = (size_t) unit->n_queries * scratch->group
+                                * unit->n_splits * partial_floats(job);
+        const size_t fit = (scratch->parts_floats - used) / per_head;
+        int heads = n_kv - walk->head;
+
+        if (fit < (size_t) heads) {
+            if (job->n_units > 0) {
+                break;
+            }
+            heads = (int) fit;
+        }
+
+        unit->n_heads = heads;
+        unit->item = job->n_items;
+        unit->parts = used;
+        for (int h = 0; h < heads; h++) {
+            atomic_store_explicit(&scratch->left[job->n_units * n_kv + h],
+                                  unit->n_splits, memory_order_relaxed);
+        }
+
+        used += per_head * heads;
+        job->n_items += unit->n_splits * heads;
+        job->n_units++;
+
+        walk->head += heads;
+        if (walk->head == n_kv) {
+            walk->head = 0;
+            walk->row += unit->n_queries;
+        }
+    }
+
+    return job->n_units > 0;
+}
+
+
+static int
+unit_of(const job_t *job, int item)
+{
+    int low = 0, high = job->n_units - 1;
+
+    while (low < high) {
+        const int middle = (low + high + 1) / 2;
+
+        if (job->scratch->units[middle].item <= item) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+
+    return low;
+}
+
+
+/* --- one item --- */
+
+/* Where an item works: buffers of its thread, partials of its unit. */
+typedef struct {
+    const unit_t *unit;
+    cpu_attn_split_t split;
+    int first; /* position of the split's first token */
+    int rows;  /* n_queries * group */
+    int ldo;
+    float *q;
+    float *scores;
+    float *wide;
+    float *parts; /* [rows][ldo] */
+} item_t;
+
+
+/* Tokens of the split that query i sees. */
+static int
+visible(const item_t *item, int query)
+{
+    const int n = item->unit->pos + query + 1 - item->first;
+
+    return n < OP_SPLIT ? n : OP_SPLIT;
+}
+
+
+static void
+load_pages(const job_t *job, item_t *item, int head)
+{
+    const unit_t *unit = item->unit;
+    const int head_dim = job->attn->head_dim;
+    const int32_t *table =
+        job->batch->block_table[unit->seq] + item->first / OP_PAGE;
+    const int last = visible(item, unit->n_queries - 1);
+    const size_t offset = (size_t) head * 2 * OP_PAGE * head_dim;
+
+    item->split.head_dim = head_dim;
+    item->split.n_pages = (last + OP_PAGE - 1) / OP_PAGE;
+    for (int p = 0; p < item->split.n_pages; p++) {
+        item->split.page[p] = job->pages + table[p] * job->page_halves + offset;
+    }
+}
+
+
+static void
+load_queries(const job_t *job, const item_t *item, int head)
+{
+    const op_attn_t *attn = job->attn;
+    const int n = job->scratch->group * attn->head_dim;
+    const size_t stride =
+        (size_t) (attn->n_heads + 2 * attn->n_kv_heads) * attn->head_dim;
+
+    for (int i = 0; i < item->unit->n_queries; i++) {
+        const float *from =
+            job->q + (item->unit->row + i) * stride + (size_t) head * n;
+        float *to = item->q + (size_t) i * n;
+
+        for (int d = 0; d < n; d++) {
+            to[d] = from[d] * attn->scale;
+        }
+    }
+}
+
+
+static void
+softmax_rows(const job_t *job, const item_t *item)
+{
+    const int group = job->scratch->group;
+
+    for (int r = 0; r < item->rows; r++) {
+        job->kernels->softmax(item->scores + (size_t) r * OP_SPLIT,
+                              visible(item, r / group),
+                              item->parts + (size_t) r * item->ldo);
+    }
+}
+
+
+static void
+widen_values(const job_t *job, const item_t *item, int page, int n)
+{
+    const int head_dim = item->split.head_dim;
+    const int dim = job->scratch->dim;
+    float *to = item->wide;
+
+    for (int t = 0; t < n; t += OP_PAGE) {
+        const uint16_t *v =
+            item->split.page[page + t / OP_PAGE] + OP_PAGE * head_dim;
+        const int tokens = n - t < OP_PAGE ? n - t : OP_PAGE;
+
+        if (head_dim == dim) {
+            job->kernels->widen(to + (size_t) t * dim, v, tokens * dim);
+            continue;
+        }
+
+        for (int i = 0; i < tokens; i++) {
+            float *row = to + (size_t) (t + i) * dim;
+
+            job->kernels->widen(row, v + i * head_dim, head_dim);
+            memset(row + head_dim, 0, (dim - head_dim) * sizeof(float));
+        }
+    }
+}
+
+
+/* The values of up to four pages for all rows.  The tokens that every query
+ * sees go together; the rest, in the last page, query by query, so that no
+ * row ever touches a token after it: 0 * V is not 0 if V is Inf or NaN. */
+static void
+values_group(const job_t *job, const item_t *item, int page)
+{
+    const int group = job->scratch->group;
+    const int dim = job->scratch->dim;
+    const int base = page * OP_PAGE;
+    const int limit = CPU_ATTN_GROUP * OP_PAGE;
+    const int queries = item->unit->n_queries;
+    int all = visible(item, 0) - base;
+    int most = visible(item, queries - 1) - base;
+
+    all = all < 0 ? 0 : all > limit ? limit : all;
+    most = most > limit ? limit : most;
+    widen_values(job, item, page, most);
+
+    if (all > 0) {
+        job->kernels->values_wide(item->parts + CPU_ATTN_HEAD, item->ldo,
+                                  item->scores + base, item->rows, item->wide,
+                                  all, dim);
+    }
+    if (all == most) {
+        return;
+    }
+
+    for (int i = 1; i < queries; i++) {
+        const int n = visible(item, i) - base;
+
+        job->kernels->values_wide(
+            item->parts + (size_t) i * group * item->ldo + CPU_ATTN_HEAD,
+            item->ldo,
+            item->scores + (size_t) i * group * OP_SPLIT + base + all, group,
+            item->wide + (size_t) all * dim, (n < limit ? n : limit) - all,
+            dim);
+    }
+}
+
+
+/* Pages are widened to f32 once for all rows of the tile. */
+static void
+compute_wide(const job_t *job, const item_t *item)
+{
+    const cpu_attn_kernels_t *kernels = job->kernels;
+    const int k_floats = OP_PAGE * item->split.head_dim;
+    const int n_pages = item->split.n_pages;
+
+    for (int p = 0; p < n_pages; p += CPU_ATTN_GROUP) {
+        const int n =
+            n_pages - p < CPU_ATTN_GROUP ? n_pages - p : CPU_ATTN_GROUP;
+        for (int i = 0; i < n; i++) {
+            kernels->widen(item->wide + i * k_floats, item->split.page[p + i],
+                           k_floats);
+        }
+        kernels->scores_wide(item->scores + p * OP_PAGE, item->q, item->rows,
+                             item->wide, n, item->split.head_dim);
+    }
+
+    softmax_rows(job, item);
+
+    for (int r = 0; r < item->rows; r++) {
+        memset(item->parts + (size_t) r * item->ldo + CPU_ATTN_HEAD, 0,
+               job->scratch->dim * sizeof(float));
+    }
+    for (int p = 0; p < n_pages; p += CPU_ATTN_GROUP) {
+        values_group(job, item, p);
+    }
+}
+
+
+static void
+combine_head(const job_t *job, const unit_t *unit, int head)
+{
+    const op_attn_t *attn = job->attn;
+    const int group = job->scratch->group;
+    const int rows = unit->n_queries * group;
+    const size_t ldo = partial_floats(job);
+    const size_t stride = rows * ldo;
+    float *first = job->scratch->parts + unit->parts
+                   + (head - unit->head) * unit->n_splits * stride;
+
+    for (int r = 0; r < rows; r++, first += ldo) {
+        const int row = unit->row + r / group;
+        float max = first[0];
+        float sum = 0.0f;
+
+        for (int i = 1; i < unit->n_splits; i++) {
+            max = first[i * stride] > max ? first[i * stride] : max;
+        }
+        for (int i = 0; i < unit->n_splits; i++) {
+            float *part = first + i * stride;
+
+            part[2] = cpu_exp_neg(part[0] - max);
+            sum = fmaf(part[2], part[1], sum);
+        }
+
+        job->kernels->combine(
+            job->out
+                + ((size_t) row * attn->n_heads + head * group + r % group)
+                      * attn->head_dim,
+            first, unit->n_splits, stride, attn->head_dim, sum);
+    }
+}
+
+
+static void
+run_item(const job_t *job, int number, float *buffers)
+{
+    scratch_t *scratch = job->scratch;
+    const int index = unit_of(job, number);
+    const unit_t *unit = &scratch->units[index];
+    const int head = unit->head + (number - unit->item) % unit->n_heads;
+    const int split = (number - unit->item) / unit->n_heads;
+    const int rows = unit->n_queries * scratch->group;
+    const int tile_rows =
+        scratch->group > TILE_ROWS ? scratch->group : TILE_ROWS;
+    item_t item;
+
+    item.unit = unit;
+    item.first = split * OP_SPLIT;
+    item.rows = rows;
+    item.ldo = (int) partial_floats(job);
+    item.scores = buffers;
+    item.wide = item.scores + (size_t) tile_rows * OP_SPLIT;
+    item.q = item.wide + CPU_ATTN_GROUP * OP_PAGE * scratch->dim;
+    item.parts = scratch->parts + unit->parts
+                 + ((size_t) (head - unit->head) * unit->n_splits + split)
+                       * rows * item.ldo;
+
+    load_pages(job, &item, head);
+    load_queries(job, &item, head);
+
+    if (unit->n_queries == 1 && rows <= job->kernels->direct_rows
+        && item.split.head_dim == scratch->dim)
+    {
+        job->kernels->scores(&item.split, item.scores, item.q, rows);
+        softmax_rows(job, &item);
+        job->kernels->values(&item.split, item.parts + CPU_ATTN_HEAD, item.ldo,
+                             item.scores, rows, visible(&item, 0));
+    } else {
+        compute_wide(job, &item);
+    }
+
+    atomic_int *left =
+        &scratch->left[index * job->attn->n_kv_heads + head - unit->head];
+    if (atomic_fetch_sub_explicit(left, 1, memory_order_acq_rel) == 1) {
+        combine_head(job, unit, head);
+    }
+}
+
+
+static void
+run_items(void *arg, int thread, int n_threads)
+{
+    job_t *job = arg;
+    float *buffers =
+        job->scratch->threads + (size_t) thread * job->scratch->thread_floats;
+
+    (void) n_threads;
+
+    for (;;) {
+        const int from = atomic_fetch_add_explicit(&job->next, job->grain,
+                                                   memory_order_relaxed);
+        const int to =
+            from + job->grain < job->n_items ? from + job->grain : job->n_items;
+        if (from >= job->n_items) {
+            return;
+        }
+        for (int i = from; i < to; i++) {
+            run_item(job, i, buffers);
+        }
+    }
+}
+
+
+void
+cpu_attention(op_dev_t *dev, float *out, const float *q,
+              const op_batch_t *batch, const op_attn_t *attn, const op_kv_t *kv,
+              int layer)
+{
+    const size_t page_halves =
+        (size_t) kv->n_kv_heads * kv->head_dim * 2 * OP_PAGE;
+    const int threads = cpu_pool_threads(dev->pool);
+    walk_t walk = { .seq = batch->n_seqs };
+    job_t job = {
+        .kernels = kernels_of(dev->isa),
+        .scratch = dev->attn_scratch,
+        .out = out,
+        .q = q,
+        .batch = batch,
+        .attn = attn,
+        .page_halves = page_halves,
+    };
+
+    job.pages = (const uint16_t *) kv->base
+                + (size_t) layer * kv->n_pages * page_halves;
+
+    walk.seq = batch->n_seqs - 1;
+    walk.row = batch->n_seqs > 0 ? batch->row_start[walk.seq] : 0;
+
+    while (build_wave(&job, &walk)) {
+        job.grain = job.n_items >= threads * attn->n_kv_heads * ITEMS_PER_THREAD
+                        ? attn->n_kv_heads
+                        : 1;
+        atomic_store_explicit(&job.next, 0, memory_order_relaxed);
+
+        if (job.n_items == 1) {
+            run_items(&job, 0, 1);
+        } else {
+            cpu_pool_run(dev->pool, run_items, &job);
+        }
+    }
+}

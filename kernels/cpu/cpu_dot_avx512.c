@@ -1,0 +1,458 @@
+/*
+ * Inner products for AVX-512 with VNNI: one register is the 16 outputs of a
+ * group.
+ *
+ * A tile of n_r rows by n_c groups lives in registers.  Few rows: many
+ * groups, because weights come from memory and several streams with a
+ * prefetch get more of its bandwidth; many rows: weights come from the
+ * nearest cache, and rows share the work of unpacking them.
+ */
+
+#include "kernels/cpu/cpu_dot.h"
+
+#if defined(__AVX512F__) && defined(__AVX512VNNI__)
+
+#include <immintrin.h>
+#include <string.h>
+
+enum { AHEAD = 4096 }; /* bytes between a load of weights and its prefetch */
+
+/* What the blocks of a tile need. */
+typedef struct {
+    const uint8_t *w; /* the record of the first group */
+    size_t group_bytes;
+    const int8_t *q; /* the entry of the first row */
+    const float *d;
+    const float *s;
+    const int32_t *sum;
+    const int32_t *half;
+} cursor_t;
+
+
+CPU_INLINE __m512i
+four_inputs(const int8_t *q)
+{
+    int32_t v;
+
+    memcpy(&v, q, sizeof(v));
+    return _mm512_set1_epi32(v);
+}
+
+
+CPU_INLINE __m512
+scales(const uint8_t *p, const int layout)
+{
+    if (lay_is_wide(layout)) {
+        return _mm512_loadu_ps(p);
+    }
+
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) p));
+}
+
+
+/* vpdpbusd takes unsigned weights: 8-bit ones are offset by 128, Q4_0's by 8,
+ * and the dot starts from minus the offset times the sum of the inputs. */
+CPU_INLINE __m512i
+dot_start(const cursor_t *at, int r, const int layout, const int h)
+{
+    if (lay_halves(layout) == 2) {
+        return _mm512_set1_epi32(
+            -128 * (h == 0 ? at->half[r] : at->sum[r] - at->half[r]));
+    }
+
+    if (!lay_is_q4(layout)) {
+        return _mm512_set1_epi32(-128 * at->sum[r]);
+    }
+
+    if (layout == OP_LAY_Q4_D16) {
+        return _mm512_set1_epi32(-8 * at->sum[r]);
+    }
+
+    return _mm512_setzero_si512();
+}
+
+
+CPU_INLINE void
+dot_q4(const cursor_t *at, const uint8_t *w, __m512i *dot, const int n_r)
+{
+    const __m512i low4 = _mm512_set1_epi8(15);
+
+    UNROLL
+    for (int v = 0; v < 4; v++) {
+        __m512i q = _mm512_loadu_si512(w + 64 * v);
+        __m512i lo = _mm512_and_si512(q, low4);
+        __m512i hi = _mm512_and_si512(_mm512_srli_epi16(q, 4), low4);
+
+        _mm_prefetch((const char *) w + 64 * v + AHEAD, _MM_HINT_T0);
+
+        UNROLL
+        for (int r = 0; r < n_r; r++) {
+            const int8_t *x = at->q + 32 * r + 4 * v;
+            __m512i s = dot[r];
+
+            s = _mm512_dpbusd_epi32(s, lo, four_inputs(x));
+            dot[r] = _mm512_dpbusd_epi32(s, hi, four_inputs(x + 16));
+        }
+    }
+}
+
+
+/* Inputs 32 h / halves and on. */
+CPU_INLINE void
+dot_q8(const cursor_t *at, const uint8_t *w, __m512i *dot, const int n_r,
+       const int layout, const int h)
+{
+    const __m512i flip = _mm512_set1_epi8((char) 0x80);
+    const int n = 8 / lay_halves(layout);
+
+    UNROLL
+    for (int v = h * n; v < (h + 1) * n; v++) {
+        __m512i q = _mm512_loadu_si512(w + 64 * v);
+
+        q = _mm512_xor_si512(q, flip);
+        _mm_prefetch((const char *) w + 64 * v + AHEAD, _MM_HINT_T0);
+
+        UNROLL
+        for (int r = 0; r < n_r; r++) {
+            dot[r] = _mm512_dpbusd_epi32(dot[r], q,
+                                         four_inputs(at->q + 32 * r + 4 * v));
+        }
+    }
+}
+
+
+/* One record of one group for n_r rows; acc and low have n_c columns. */
+CPU_INLINE void
+block(const cursor_t *at, const uint8_t *w, __m512 *acc, __m512 *low,
+      const int n_r, const int n_c, const int layout)
+{
+    __m512i dot[8];
+
+    UNROLL
+    for (int h = 0; h < lay_halves(layout); h++) {
+        UNROLL
+        for (int r = 0; r < n_r; r++) {
+            dot[r] = dot_start(at, r, layout, h);
+        }
+
+        if (lay_is_q4(layout)) {
+            dot_q4(at, w, dot, n_r);
+        } else {
+            dot_q8(at, w, dot, n_r, layout, h);
+        }
+
+        __m512 d = scales(w + lay_d_at(layout) + 64 * h, layout);
+
+        UNROLL
+        for (int r = 0; r < n_r; r++) {
+            acc[r * n_c] = _mm512_fmadd_ps(
+                _mm512_cvtepi32_ps(dot[r]),
+                _mm512_mul_ps(d, _mm512_set1_ps(at->d[r])), acc[r * n_c]);
+        }
+    }
+
+    if (lay_has_min(layout)) {
+        __m512 m = scales(w + lay_m_at(layout), layout);
+
+        UNROLL
+        for (int r = 0; r < n_r; r++) {
+            low[r * n_c] =
+                _mm512_fmadd_ps(m, _mm512_set1_ps(at->s[r]), low[r * n_c]);
+        }
+    }
+}
+
+
+CPU_INLINE void
+store(const cpu_dot_t *job, int row, int group, __m512 v)
+{
+    int lanes = cpu_group_lanes(job->seg, group);
+    __mmask16 mask = (__mmask16) ((1u << lanes) - 1);
+    float *y = job->y + (size_t) row * (size_t) job->ldy + group * OP_LANES;
+
+    if (job->add) {
+        v = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, y), v);
+    }
+
+    _mm512_mask_storeu_ps(y, mask, v);
+}
+
+
+CPU_INLINE void
+tile(const cpu_dot_t *job, int row, int group, const int n_r, const int n_c,
+     const int layout)
+{
+    const cpu_act_t *act = job->act;
+    const size_t first = cpu_act_at(act, row);
+    cursor_t at = { .w =
+                        job->seg->data + (size_t) group * job->seg->group_bytes,
+                    .group_bytes = job->seg->group_bytes,
+                    .q = act->q + 32 * first,
+                    .d = act->d + first,
+                    .s = act->s + first,
+                    .sum = act->sum + first,
+                    .half = act->half + first };
+    __m512 acc[8 * 4], low[8 * 4];
+
+    UNROLL
+    for (int i = 0; i < n_r * n_c; i++) {
+        acc[i] = _mm512_setzero_ps();
+        low[i] = _mm512_setzero_ps();
+    }
+
+    for (int b = 0; b < act->n_blocks; b++) {
+        UNROLL
+        for (int c = 0; c < n_c; c++) {
+            block(&at, at.w + (size_t) c * at.group_bytes, acc + c, low + c,
+                  n_r, n_c, layout);
+        }
+
+        at.w += lay_bytes(layout);
+        at.q += 32 * act->tile;
+        at.d += act->tile;
+        at.s += act->tile;
+        at.sum += act->tile;
+        at.half += act->tile;
+    }
+
+    UNROLL
+    for (int r = 0; r < n_r; r++) {
+        UNROLL
+        for (int c = 0; c < n_c; c++) {
+            __m512 v = acc[r * n_c + c];
+
+            if (lay_has_min(layout)) {
+                v = _mm512_add_ps(v, low[r * n_c + c]);
+            }
+
+            store(job, row + r, group + c, v);
+        }
+    }
+}
+
+
+/* Tiles of 8 rows and then of what is left, which never cross a tile of 16
+ * activations. */
+CPU_INLINE void
+dot_all(const cpu_dot_t *job, const cpu_range_t *range, const int layout)
+{
+    for (int group = range->group; group < range->group_end; group++) {
+        int row = range->row;
+
+        for (; row + 8 <= range->row_end; row += 8) {
+            tile(job, row, group, 8, 1, layout);
+        }
+
+        if (row + 4 <= range->row_end) {
+            tile(job, row, group, 4, 1, layout);
+            row += 4;
+        }
+
+        if (row + 2 <= range->row_end) {
+            tile(job, row, group, 2, 1, layout);
+            row += 2;
+        }
+
+        if (row < range->row_end) {
+            tile(job, row, group, 1, 1, layout);
+        }
+    }
+}
+
+
+#define DOT(name, layout)                                            \
+    static void name(const cpu_dot_t *job, const cpu_range_t *range) \
+    {                                                                \
+        dot_all(job, range, layout);                                 \
+    }
+
+DOT(dot_q4_d16, OP_LAY_Q4_D16)
+DOT(dot_q4_dm16, OP_LAY_Q4_DM16)
+DOT(dot_q4_dm32, OP_LAY_Q4_DM32)
+DOT(dot_q8_d16, OP_LAY_Q8_D16)
+DOT(dot_q8_dm16, OP_LAY_Q8_DM16)
+DOT(dot_q8_dm32, OP_LAY_Q8_DM32)
+DOT(dot_q8_dd32, OP_LAY_Q8_DD32)
+
+
+CPU_INLINE __m512
+load_floats(const uint8_t *p, const int layout)
+{
+    __m256i h;
+
+    if (layout == OP_LAY_F32) {
+        return _mm512_loadu_ps(p);
+    }
+
+    h = _mm256_loadu_si256((const __m256i *) p);
+
+    if (layout == OP_LAY_F16) {
+        return _mm512_cvtph_ps(h);
+    }
+
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
+}
+
+
+CPU_INLINE void
+float_tile(const cpu_dot_t *job, int row, int group, const int n_r,
+           const int n_c, const int layout)
+{
+    const int bytes = layout == OP_LAY_F32 ? 64 : 32;
+    const size_t n_in = (size_t) job->seg->n_in;
+    const size_t group_bytes = job->seg->group_bytes;
+    const float *x = job->x + (size_t) row * n_in;
+    const uint8_t *w = job->seg->data + (size_t) group * group_bytes;
+    __m512 acc[4 * 4];
+
+    UNROLL
+    for (int i = 0; i < n_r * n_c; i++) {
+        acc[i] = _mm512_setzero_ps();
+    }
+
+    for (size_t i = 0; i < n_in; i++, w += bytes) {
+        __m512 v[4];
+
+        UNROLL
+        for (int c = 0; c < n_c; c++) {
+            const uint8_t *p = w + (size_t) c * group_bytes;
+
+            _mm_prefetch((const char *) p + AHEAD, _MM_HINT_T0);
+            v[c] = load_floats(p, layout);
+        }
+
+        UNROLL
+        for (int r = 0; r < n_r; r++) {
+            __m512 f = _mm512_set1_ps(x[(size_t) r * n_in + i]);
+
+            UNROLL
+            for (int c = 0; c < n_c; c++) {
+                acc[r * n_c + c] = _mm512_fmadd_ps(v[c], f, acc[r * n_c + c]);
+            }
+        }
+    }
+
+    UNROLL
+    for (int r = 0; r < n_r; r++) {
+        UNROLL
+        for (int c = 0; c < n_c; c++) {
+            store(job, row + r, group + c, acc[r * n_c + c]);
+        }
+    }
+}
+
+
+CPU_INLINE void
+float_panel(const cpu_dot_t *job, int row, int row_end, int group,
+            const int n_c, const int layout)
+{
+    for (; row + 4 <= row_end; row += 4) {
+        float_tile(job, row, group, 4, n_c, layout);
+    }
+
+    for (; row < row_end; row++) {
+        float_tile(job, row, group, 1, n_c, layout);
+    }
+}
+
+
+CPU_INLINE void
+float_all(const cpu_dot_t *job, const cpu_range_t *range, const int layout)
+{
+    int group = range->group;
+
+    for (; group + 4 <= range->group_end; group += 4) {
+        float_panel(job, range->row, range->row_end, group, 4, layout);
+    }
+
+    for (; group < range->group_end; group++) {
+        float_panel(job, range->row, range->row_end, group, 1, layout);
+    }
+}
+
+
+#define FLOAT(name, layout)                                          \
+    static void name(const cpu_dot_t *job, const cpu_range_t *range) \
+    {                                                                \
+        float_all(job, range, layout);                               \
+    }
+
+FLOAT(dot_f32, OP_LAY_F32)
+FLOAT(dot_f16, OP_LAY_F16)
+FLOAT(dot_bf16, OP_LAY_BF16)
+
+
+static void
+quantise(const float *x, const cpu_act_t *act, int row)
+{
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    const __m512 top = _mm512_set1_ps(127.0f);
+    const __m512 bottom = _mm512_set1_ps(-127.0f);
+    size_t at = cpu_act_at(act, row);
+
+    for (int b = 0; b < act->n_blocks; b++, x += 32, at += (size_t) act->tile) {
+        __m512 u = _mm512_loadu_ps(x);
+        __m512 v = _mm512_loadu_ps(x + 16);
+
+        /* As integers magnitudes keep their order, and NaN is the largest. */
+        __m512i m = _mm512_max_epi32(
+            _mm512_and_si512(_mm512_castps_si512(u), magnitude),
+            _mm512_and_si512(_mm512_castps_si512(v), magnitude));
+        int32_t bits = _mm512_reduce_max_epi32(m);
+        float d;
+        __m512i i = _mm512_setzero_si512();
+        __m512i j = i;
+
+        memcpy(&d, &bits, sizeof(d));
+        d /= 127.0f;
+
+        if (d > 0.0f && bits < 0x7f800000) {
+            __m512 dv = _mm512_set1_ps(d);
+
+            u = _mm512_max_ps(_mm512_min_ps(_mm512_div_ps(u, dv), top), bottom);
+            v = _mm512_max_ps(_mm512_min_ps(_mm512_div_ps(v, dv), top), bottom);
+            i = _mm512_cvtps_epi32(u);
+            j = _mm512_cvtps_epi32(v);
+        }
+
+        _mm_storeu_si128((__m128i *) (act->q + 32 * at),
+                         _mm512_cvtepi32_epi8(i));
+        _mm_storeu_si128((__m128i *) (act->q + 32 * at + 16),
+                         _mm512_cvtepi32_epi8(j));
+        act->half[at] = _mm512_reduce_add_epi32(i);
+        act->sum[at] = _mm512_reduce_add_epi32(_mm512_add_epi32(i, j));
+        act->d[at] = d;
+        act->s[at] = d * (float) act->sum[at];
+    }
+}
+
+
+const cpu_dot_table_t *
+cpu_dot_avx512(void)
+{
+    static const cpu_dot_table_t table = {
+        .quantise = quantise,
+        .dot = { [OP_LAY_F32] = dot_f32,
+                 [OP_LAY_F16] = dot_f16,
+                 [OP_LAY_BF16] = dot_bf16,
+                 [OP_LAY_Q4_D16] = dot_q4_d16,
+                 [OP_LAY_Q4_DM16] = dot_q4_dm16,
+                 [OP_LAY_Q4_DM32] = dot_q4_dm32,
+                 [OP_LAY_Q8_D16] = dot_q8_d16,
+                 [OP_LAY_Q8_DM16] = dot_q8_dm16,
+                 [OP_LAY_Q8_DM32] = dot_q8_dm32,
+                 [OP_LAY_Q8_DD32] = dot_q8_dd32 },
+    };
+
+    return &table;
+}
+
+#else
+
+const cpu_dot_table_t *
+cpu_dot_avx512(void)
+{
+    return NULL;
+}
+
+#endif
