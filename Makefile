@@ -109,7 +109,8 @@ $(BUILD)/t/unit/%_test: $(BUILD)/t/unit/%_test.o \
         $$(ROOT_$$(call unit_name,$$*))
 	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS) -lcmocka
 
-$(BUILD)/t/ops/%_test: $(BUILD)/t/ops/%_test.o $$(call folder,$(LINK_op))
+$(filter %_test,$(OPS)): $(BUILD)/t/ops/%_test: $(BUILD)/t/ops/%_test.o \
+        $$(call folder,$(LINK_op)) $$(call folder,t/ops/lib)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS) -lcmocka
 
 $(BUILD)/t/ops/%: $(BUILD)/t/ops/%.o $$(call folder,$(LINK_op))

@@ -60,7 +60,7 @@ ngx_http_llm_handler(ngx_http_request_t *r)
     llcf = ngx_http_get_module_loc_conf(r, ngx_http_llm_module);
 
     ctx->conf = llcf;
-    ctx->ring = llcf->engine->ring;
+    ctx->ring = ngx_http_llm_ring_pick(llcf->engine);
 
     api = ngx_http_llm_api_find(&r->uri, &ctx->name);
 
@@ -139,6 +139,9 @@ ngx_http_llm_body_handler(ngx_http_request_t *r)
     ctx = ngx_http_get_module_ctx(r, ngx_http_llm_module);
 
     ctx->keepalive = r->keepalive;
+
+    /* reading may have taken long */
+    ctx->ring = ngx_http_llm_ring_pick(ctx->conf->engine);
 
     cln = ngx_http_cleanup_add(r, 0);
     if (cln == NULL) {

@@ -7,6 +7,7 @@
  */
 
 #include "ngx_module/ngx_http_llm_process.h"
+#include "ngx_module/ngx_http_llm_gen.h"
 
 #include <ngx_channel.h>
 

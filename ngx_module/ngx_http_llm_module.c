@@ -206,10 +206,20 @@ ngx_http_llm_init_process(ngx_cycle_t *cycle)
 
     for (i = 0; i < lmcf->engines.nelts; i++) {
 
-        if (engines[i]->gen
-            && ngx_http_llm_ring_open(cycle, engines[i]) != NGX_OK)
-        {
-            return NGX_ERROR;
+        if (engines[i]->previous) {
+            engines[i]->old = ngx_http_llm_ring_open(cycle, engines[i],
+                                                     engines[i]->previous);
+            if (engines[i]->old == NULL) {
+                return NGX_ERROR;
+            }
+        }
+
+        if (engines[i]->gen) {
+            engines[i]->ring = ngx_http_llm_ring_open(cycle, engines[i],
+                                                      engines[i]->gen);
+            if (engines[i]->ring == NULL) {
+                return NGX_ERROR;
+            }
         }
     }
 
@@ -237,6 +247,10 @@ ngx_http_llm_exit_process(ngx_cycle_t *cycle)
     for (i = 0; i < lmcf->engines.nelts; i++) {
         if (engines[i]->ring) {
             ngx_http_llm_ring_close(engines[i]->ring);
+        }
+
+        if (engines[i]->old) {
+            ngx_http_llm_ring_close(engines[i]->old);
         }
     }
 }

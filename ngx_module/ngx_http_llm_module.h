@@ -48,7 +48,10 @@ typedef struct {
     ngx_uint_t               line;
 
     ngx_http_llm_gen_t      *gen;        /* set by init_module */
-    ngx_http_llm_ring_t     *ring;       /* set by init_process */
+    ngx_http_llm_gen_t      *previous;   /* serves until gen is READY */
+
+    ngx_http_llm_ring_t     *ring;       /* to gen, set by init_process */
+    ngx_http_llm_ring_t     *old;        /* to previous */
 } ngx_http_llm_engine_t;
 
 

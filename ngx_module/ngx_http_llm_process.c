@@ -13,30 +13,15 @@
  */
 
 #include "ngx_module/ngx_http_llm_process.h"
+#include "ngx_module/ngx_http_llm_gen.h"
 
 #include <ngx_channel.h>
-
-#include <sys/eventfd.h>
-#include <sys/mman.h>
 
 
 /* more than any pid_max: a signal sent before the fork hits nobody */
 #define NGX_HTTP_LLM_NO_PID        0x7ffffff0
 
-#define NGX_HTTP_LLM_REQUEST_BYTES (4 * 1024 * 1024)
-#define NGX_HTTP_LLM_OUT_BYTES     (32 * 1024)
-#define NGX_HTTP_LLM_LOG_TOKENS    262144
 
-#define NGX_HTTP_LLM_ARGS          20
-
-
-static ngx_http_llm_gen_t *ngx_http_llm_gen_get(ngx_cycle_t *cycle,
-    ngx_http_llm_engine_t *engine);
-static ngx_http_llm_gen_t *ngx_http_llm_gen_create(ngx_cycle_t *cycle,
-    ngx_http_llm_engine_t *engine, char *key);
-static ngx_int_t ngx_http_llm_gen_open(ngx_cycle_t *cycle,
-    ngx_http_llm_gen_t *gen, ngx_http_llm_engine_t *engine);
-static void ngx_http_llm_gen_destroy(ngx_http_llm_gen_t *gen);
 static void ngx_http_llm_gen_retire(void *data);
 
 
@@ -54,18 +39,6 @@ ngx_http_llm_process_ring(int fd)
         /* the counter is at its maximum: the other side will wake anyway */
         return;
     }
-}
-
-
-static ngx_uint_t
-ngx_http_llm_n_workers(ngx_core_conf_t *ccf)
-{
-    ngx_uint_t  n;
-
-    /* old and new workers overlap in a reload, and again in the next one */
-    n = ngx_max(32, 8 * (ngx_uint_t) ngx_max(ccf->worker_processes, 1));
-
-    return ngx_min(n, LLM_MAX_WORKERS);
 }
 
 
@@ -193,9 +166,9 @@ ngx_http_llm_slot_keep(ngx_cycle_t *cycle, ngx_http_llm_gen_t *gen)
 
     s = ngx_http_llm_slot_find(gen);
 
-    /* gone: exit code 2, or drained by WINCH and now rolled back */
+    /* new, or gone: exit code 2, or drained by WINCH and now rolled back */
 
-    if (s < 0 || ngx_processes[s].exiting || !ngx_processes[s].respawn) {
+    if (s < 0 || !ngx_processes[s].respawn) {
         gen->launch->quick = 0;
         gen->launch->started_ns = 0;
 
@@ -209,6 +182,90 @@ ngx_http_llm_slot_keep(ngx_cycle_t *cycle, ngx_http_llm_gen_t *gen)
                   "llm: engine process %P kept", ngx_processes[s].pid);
 
     return NGX_OK;
+}
+
+
+/* the generation that this block had before, or a new one */
+
+static ngx_http_llm_gen_t *
+ngx_http_llm_process_gen(ngx_cycle_t *cycle, ngx_http_llm_engine_t *engine)
+{
+    char                *key;
+    ngx_int_t            s;
+    ngx_core_conf_t     *ccf;
+    ngx_http_llm_gen_t  *gen;
+
+    ccf = (ngx_core_conf_t *) ngx_get_conf(cycle->conf_ctx, ngx_core_module);
+
+    key = ngx_http_llm_gen_key(cycle, engine);
+    if (key == NULL) {
+        return NULL;
+    }
+
+    for (gen = ngx_http_llm_gens; gen; gen = gen->next) {
+
+        /* a draining engine is left alone: two must not share a segment; and
+         * both generations of workers must find an index each */
+
+        s = ngx_http_llm_slot_find(gen);
+
+        if (ngx_strcmp(gen->key, key) == 0 && !gen->retired
+            && (s < 0 || !ngx_processes[s].exiting)
+            && gen->shm.geo.n_workers
+               >= 2 * (ngx_uint_t) ngx_max(ccf->worker_processes, 1))
+        {
+            free(key);
+            return gen;
+        }
+    }
+
+    gen = ngx_http_llm_gen_create(cycle, engine, key);
+
+    if (gen == NULL) {
+        ngx_log_error(NGX_LOG_EMERG, cycle->log, ngx_errno,
+                      "llm: no resources for engine \"%V\"", &engine->name);
+        return NULL;
+    }
+
+    gen->next = ngx_http_llm_gens;
+    ngx_http_llm_gens = gen;
+
+    return gen;
+}
+
+
+/*
+ * While a new engine loads its model, the engine that the block had before
+ * answers: it has got its QUIT, but stays as long as workers are registered
+ * with it.
+ */
+
+static void
+ngx_http_llm_process_previous(ngx_cycle_t *cycle,
+    ngx_http_llm_engine_t *engine)
+{
+    ngx_http_llm_gen_t  *gen;
+
+    if (atomic_load(&engine->gen->shm.header->state) == LLM_ENGINE_READY) {
+        return;
+    }
+
+    /* the list begins with the youngest */
+
+    for (gen = ngx_http_llm_gens; gen; gen = gen->next) {
+
+        if (gen != engine->gen && gen->cycle != cycle
+            && ngx_strlen(gen->name) == engine->name.len
+            && ngx_strncmp(gen->name, engine->name.data, engine->name.len) == 0
+            && atomic_load(&gen->shm.header->state) == LLM_ENGINE_READY
+            && ngx_http_llm_slot_find(gen) >= 0)
+        {
+            gen->cycle = cycle;
+            gen->retired = 1;
+            engine->previous = gen;
+            return;
+        }
+    }
 }
 
 
@@ -240,7 +297,7 @@ ngx_http_llm_process_init(ngx_cycle_t *cycle)
 
     for (i = 0; i < lmcf->engines.nelts; i++) {
 
-        gen = ngx_http_llm_gen_get(cycle, engines[i]);
+        gen = ngx_http_llm_process_gen(cycle, engines[i]);
 
         if (gen == NULL) {
 
@@ -258,6 +315,7 @@ ngx_http_llm_process_init(ngx_cycle_t *cycle)
 
         if (ccf->master) {
             (void) ngx_http_llm_slot_keep(cycle, gen);
+            ngx_http_llm_process_previous(cycle, engines[i]);
         }
     }
 
@@ -268,7 +326,12 @@ ngx_http_llm_process_init(ngx_cycle_t *cycle)
 
     for (gen = ngx_http_llm_gens; gen; gen = gen->next) {
 
-        s = (gen->cycle == cycle) ? -1 : ngx_http_llm_slot_find(gen);
+        if (gen->cycle == cycle && !gen->retired) {
+            continue;
+        }
+
+        gen->retired = 1;
+        s = ngx_http_llm_slot_find(gen);
 
         if (s >= 0) {
             ngx_processes[s].respawn = 0;
@@ -318,287 +381,4 @@ ngx_http_llm_gen_retire(void *data)
         *next = gen->next;
         ngx_http_llm_gen_destroy(gen);
     }
-}
-
-
-static char *
-ngx_http_llm_gen_key(ngx_cycle_t *cycle, ngx_http_llm_engine_t *engine)
-{
-    char             *key;
-    int               n;
-    ngx_core_conf_t  *ccf;
-
-    ccf = (ngx_core_conf_t *) ngx_get_conf(cycle->conf_ctx, ngx_core_module);
-
-#define llm_str(s)  (int) (s).len, (char *) (s).data
-
-    n = asprintf(&key, "%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s"
-                 "|%lu|%lu|%lu|%lu|%lu|%lu|%lld|%ld|%ld",
-                 llm_str(engine->name), llm_str(engine->model),
-                 llm_str(engine->alias), llm_str(engine->device),
-                 llm_str(engine->chat_template), llm_str(engine->program),
-                 llm_str(engine->log), llm_str(engine->log_level),
-                 (unsigned long) engine->block_size,
-                 (unsigned long) engine->max_model_len,
-                 (unsigned long) engine->max_num_seqs,
-                 (unsigned long) engine->max_num_batched_tokens,
-                 (unsigned long) engine->threads,
-                 (unsigned long) engine->slots,
-                 (long long) engine->kv_cache_memory,
-                 (long) ccf->user, (long) ccf->group);
-
-#undef llm_str
-
-    return n < 0 ? NULL : key;
-}
-
-
-static ngx_http_llm_gen_t *
-ngx_http_llm_gen_get(ngx_cycle_t *cycle, ngx_http_llm_engine_t *engine)
-{
-    char                *key;
-    ngx_core_conf_t     *ccf;
-    ngx_http_llm_gen_t  *gen;
-
-    ccf = (ngx_core_conf_t *) ngx_get_conf(cycle->conf_ctx, ngx_core_module);
-
-    key = ngx_http_llm_gen_key(cycle, engine);
-    if (key == NULL) {
-        return NULL;
-    }
-
-    for (gen = ngx_http_llm_gens; gen; gen = gen->next) {
-
-        /* both generations of workers must find an index each */
-
-        if (ngx_strcmp(gen->key, key) == 0
-            && gen->shm.geo.n_workers
-               >= 2 * (ngx_uint_t) ngx_max(ccf->worker_processes, 1))
-        {
-            free(key);
-            return gen;
-        }
-    }
-
-    gen = ngx_http_llm_gen_create(cycle, engine, key);
-
-    if (gen == NULL) {
-        ngx_log_error(NGX_LOG_EMERG, cycle->log, ngx_errno,
-                      "llm: no resources for engine \"%V\"", &engine->name);
-    }
-
-    return gen;
-}
-
-
-static char **
-ngx_http_llm_gen_argv(ngx_cycle_t *cycle, ngx_http_llm_engine_t *engine,
-    ngx_uint_t n_workers)
-{
-    char                   **argv;
-    ngx_uint_t               i, n;
-    struct {
-        const char          *name;
-        ngx_str_t           *text;
-        ngx_uint_t           number;
-    } args[] = {
-        { "name", &engine->name, 0 },
-        { "model", &engine->model, 0 },
-        { "alias", &engine->alias, 0 },
-        { "device", &engine->device, 0 },
-        { "chat_template", &engine->chat_template, 0 },
-        { "log_level", &engine->log_level, 0 },
-        { "max_model_len", NULL, engine->max_model_len },
-        { "max_num_seqs", NULL, engine->max_num_seqs },
-        { "max_num_batched_tokens", NULL, engine->max_num_batched_tokens },
-        { "kv_cache_memory", NULL, (ngx_uint_t) engine->kv_cache_memory },
-        { "threads", NULL, engine->threads },
-        { "workers", NULL, n_workers },
-        { NULL, NULL, 0 }
-    };
-
-    argv = calloc(NGX_HTTP_LLM_ARGS, sizeof(char *));
-    if (argv == NULL) {
-        return NULL;
-    }
-
-    argv[0] = strndup((char *) engine->program.data, engine->program.len);
-    argv[1] = strdup("serve");
-    n = 2;
-
-    for (i = 0; args[i].name; i++) {
-
-        if (args[i].text && args[i].text->len) {
-            if (asprintf(&argv[n++], "%s=%.*s", args[i].name,
-                         (int) args[i].text->len, args[i].text->data)
-                < 0)
-            {
-                return NULL;
-            }
-
-        } else if (args[i].number) {
-            if (asprintf(&argv[n++], "%s=%lu", args[i].name,
-                         (unsigned long) args[i].number)
-                < 0)
-            {
-                return NULL;
-            }
-        }
-    }
-
-    return argv;
-}
-
-
-static ngx_http_llm_gen_t *
-ngx_http_llm_gen_create(ngx_cycle_t *cycle, ngx_http_llm_engine_t *engine,
-    char *key)
-{
-    ngx_core_conf_t     *ccf;
-    ngx_http_llm_gen_t  *gen;
-
-    ccf = (ngx_core_conf_t *) ngx_get_conf(cycle->conf_ctx, ngx_core_module);
-
-    gen = calloc(1, sizeof(ngx_http_llm_gen_t));
-    if (gen == NULL) {
-        free(key);
-        return NULL;
-    }
-
-    gen->key = key;
-    gen->uid = ccf->user;
-    gen->gid = ccf->group;
-    gen->shm.fd = -1;
-    gen->doorbell = -1;
-    gen->lifeline[0] = -1;
-    gen->lifeline[1] = -1;
-
-    if (ccf->username) {
-        gen->user = strdup(ccf->username);
-    }
-
-    if (engine->log.len) {
-        gen->log = strndup((char *) engine->log.data, engine->log.len);
-    }
-
-    if (ngx_http_llm_gen_open(cycle, gen, engine) != NGX_OK) {
-        ngx_http_llm_gen_destroy(gen);
-        return NULL;
-    }
-
-    gen->next = ngx_http_llm_gens;
-    ngx_http_llm_gens = gen;
-
-    return gen;
-}
-
-
-static ngx_int_t
-ngx_http_llm_gen_open(ngx_cycle_t *cycle, ngx_http_llm_gen_t *gen,
-    ngx_http_llm_engine_t *engine)
-{
-    char              err[256];
-    ngx_uint_t        i;
-    llm_geometry_t    geo;
-    ngx_core_conf_t  *ccf;
-
-    ccf = (ngx_core_conf_t *) ngx_get_conf(cycle->conf_ctx, ngx_core_module);
-
-    ngx_memzero(&geo, sizeof(llm_geometry_t));
-
-    geo.n_workers = ngx_http_llm_n_workers(ccf);
-    geo.slots_per_worker = engine->slots;
-    geo.request_bytes = NGX_HTTP_LLM_REQUEST_BYTES;
-    geo.out_bytes = NGX_HTTP_LLM_OUT_BYTES;
-    geo.log_tokens = NGX_HTTP_LLM_LOG_TOKENS;
-
-    if (llm_shm_create(&geo, &gen->shm, err, sizeof(err)) != 0) {
-        ngx_log_error(NGX_LOG_EMERG, cycle->log, 0,
-                      "llm: shared memory for engine \"%V\": %s",
-                      &engine->name, err);
-        gen->shm.fd = -1;
-        gen->shm.base = NULL;
-        return NGX_ERROR;
-    }
-
-    gen->wake = malloc(geo.n_workers * sizeof(int));
-    gen->argv = ngx_http_llm_gen_argv(cycle, engine, geo.n_workers);
-
-    if (gen->wake == NULL || gen->argv == NULL) {
-        return NGX_ERROR;
-    }
-
-    gen->launch = mmap(NULL, sizeof(ngx_http_llm_launch_t),
-                       PROT_READ|PROT_WRITE, MAP_SHARED|MAP_ANONYMOUS, -1, 0);
-    if (gen->launch == MAP_FAILED) {
-        gen->launch = NULL;
-        return NGX_ERROR;
-    }
-
-    ngx_memset(gen->wake, 0xff, geo.n_workers * sizeof(int));
-
-    for (i = 0; i < geo.n_workers; i++) {
-        gen->wake[i] = eventfd(0, EFD_CLOEXEC|EFD_NONBLOCK);
-        if (gen->wake[i] == -1) {
-            return NGX_ERROR;
-        }
-    }
-
-    gen->doorbell = eventfd(0, EFD_CLOEXEC|EFD_NONBLOCK);
-
-    if (gen->doorbell == -1 || pipe2(gen->lifeline, O_CLOEXEC) == -1) {
-        return NGX_ERROR;
-    }
-
-    return NGX_OK;
-}
-
-
-static void
-ngx_http_llm_gen_destroy(ngx_http_llm_gen_t *gen)
-{
-    int         fds[4];
-    ngx_uint_t  i;
-
-    if (gen->wake) {
-        for (i = 0; i < gen->shm.geo.n_workers; i++) {
-            if (gen->wake[i] != -1) {
-                (void) close(gen->wake[i]);
-            }
-        }
-
-        free(gen->wake);
-    }
-
-    fds[0] = gen->doorbell;
-    fds[1] = gen->lifeline[0];
-    fds[2] = gen->lifeline[1];
-    fds[3] = gen->shm.fd;
-
-    if (gen->shm.base) {
-        llm_shm_detach(&gen->shm);
-    }
-
-    for (i = 0; i < 4; i++) {
-        if (fds[i] != -1) {
-            (void) close(fds[i]);
-        }
-    }
-
-    if (gen->launch) {
-        (void) munmap(gen->launch, sizeof(ngx_http_llm_launch_t));
-    }
-
-    if (gen->argv) {
-        for (i = 0; gen->argv[i]; i++) {
-            free(gen->argv[i]);
-        }
-
-        free(gen->argv);
-    }
-
-    free(gen->log);
-    free(gen->user);
-    free(gen->key);
-    free(gen);
 }

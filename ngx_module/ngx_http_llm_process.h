@@ -1,44 +1,12 @@
 /*
- * The engine process as nginx's master sees it: one generation per distinct
- * llm_engine block, with its segment, descriptors and place in nginx's process
- * table.  Generations are heap memory: they outlive the cycle that made them.
+ * The engine process as nginx's master sees it: its place in the process
+ * table, over boot, reload, crash and exit.
  */
 
 #ifndef NGX_HTTP_LLM_PROCESS_H
 #define NGX_HTTP_LLM_PROCESS_H
 
 #include "ngx_module/ngx_http_llm_module.h"
-#include "engine/ipc/shm.h"
-
-
-/* lives in anonymous shared memory: each launch is a new child */
-typedef struct {
-    uint64_t                 started_ns;  /* last launch */
-    uint32_t                 quick;       /* launches that died young */
-    _Atomic int32_t          pid;         /* of the last launch, before the
-                                             engine says so itself */
-} ngx_http_llm_launch_t;
-
-
-struct ngx_http_llm_gen_s {
-    ngx_http_llm_gen_t      *next;
-
-    char                    *key;         /* everything that, when changed,
-                                             needs another engine */
-    char                   **argv;
-    char                    *log;         /* file for stderr, or NULL */
-    char                    *user;
-    uid_t                    uid;
-    gid_t                    gid;
-
-    llm_shm_t                shm;
-    int                      doorbell;    /* workers ring, the engine waits */
-    int                     *wake;        /* [n_workers], the other way */
-    int                      lifeline[2]; /* EOF: all of nginx has gone */
-
-    ngx_http_llm_launch_t   *launch;
-    ngx_cycle_t             *cycle;       /* the last one that uses it */
-};
 
 
 /* init_module: adopts, starts and retires generations. */

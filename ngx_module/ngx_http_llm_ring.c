@@ -10,6 +10,7 @@
 #include "ngx_module/ngx_http_llm_ring.h"
 #include "ngx_module/ngx_http_llm_handler.h"
 #include "ngx_module/ngx_http_llm_process.h"
+#include "ngx_module/ngx_http_llm_gen.h"
 
 #include <sys/syscall.h>
 
@@ -30,24 +31,27 @@ static void ngx_http_llm_ring_pidfd_handler(ngx_event_t *ev);
 static void ngx_http_llm_ring_check(ngx_http_llm_ring_t *ring);
 static void ngx_http_llm_ring_watch(ngx_http_llm_ring_t *ring);
 static void ngx_http_llm_ring_fail(ngx_http_llm_ring_t *ring);
+static void ngx_http_llm_ring_leave(ngx_http_llm_ring_t *ring);
+static void ngx_http_llm_ring_leave_handler(ngx_event_t *ev);
 static void ngx_http_llm_ring_give(ngx_http_llm_ring_t *ring,
     ngx_uint_t seat);
 
 
-ngx_int_t
-ngx_http_llm_ring_open(ngx_cycle_t *cycle, ngx_http_llm_engine_t *engine)
+ngx_http_llm_ring_t *
+ngx_http_llm_ring_open(ngx_cycle_t *cycle, ngx_http_llm_engine_t *engine,
+    ngx_http_llm_gen_t *gen)
 {
     ngx_uint_t            i, n;
     ngx_http_llm_ring_t  *ring;
 
     ring = ngx_pcalloc(cycle->pool, sizeof(ngx_http_llm_ring_t));
     if (ring == NULL) {
-        return NGX_ERROR;
+        return NULL;
     }
 
     ring->engine = engine;
-    ring->gen = engine->gen;
-    ring->shm = &engine->gen->shm;
+    ring->gen = gen;
+    ring->shm = &gen->shm;
     ring->index = -1;
 
     n = ring->shm->geo.slots_per_worker;
@@ -56,7 +60,7 @@ ngx_http_llm_ring_open(ngx_cycle_t *cycle, ngx_http_llm_engine_t *engine)
     ring->free = ngx_palloc(cycle->pool, n * sizeof(uint32_t));
 
     if (ring->seats == NULL || ring->free == NULL) {
-        return NGX_ERROR;
+        return NULL;
     }
 
     for (i = 0; i < n; i++) {
@@ -65,19 +69,25 @@ ngx_http_llm_ring_open(ngx_cycle_t *cycle, ngx_http_llm_engine_t *engine)
 
     ring->n_free = n;
 
-    engine->ring = ring;
+    ring->leave.handler = ngx_http_llm_ring_leave_handler;
+    ring->leave.data = ring;
+    ring->leave.log = cycle->log;
 
     if (ngx_http_llm_ring_claim(ring) == NGX_OK) {
         ngx_http_llm_ring_check(ring);
     }
 
-    return NGX_OK;
+    return ring;
 }
 
 
 void
 ngx_http_llm_ring_close(ngx_http_llm_ring_t *ring)
 {
+    if (ring->leave.posted) {
+        ngx_delete_posted_event(&ring->leave);
+    }
+
     if (ring->pidfd) {
         ngx_close_connection(ring->pidfd);
         ring->pidfd = NULL;
@@ -179,12 +189,49 @@ ngx_http_llm_ring_event(ngx_cycle_t *cycle, int fd, ngx_http_llm_ring_t *ring,
 /* --- is it still the same engine? --- */
 
 
+ngx_http_llm_ring_t *
+ngx_http_llm_ring_pick(ngx_http_llm_engine_t *engine)
+{
+    if (engine->old && !engine->old->leaving
+        && ngx_http_llm_ring_state(engine->ring) != LLM_ENGINE_READY
+        && ngx_http_llm_ring_state(engine->old) == LLM_ENGINE_READY)
+    {
+        return engine->old;
+    }
+
+    return engine->ring;
+}
+
+
+/* the successor is READY: when the last request is done, the engine behind
+ * this ring may go */
+
+static void
+ngx_http_llm_ring_leave(ngx_http_llm_ring_t *ring)
+{
+    ring->leaving = 1;
+
+    if (ring->n_free == ring->shm->geo.slots_per_worker) {
+        ngx_post_event(&ring->leave, &ngx_posted_events);
+    }
+}
+
+
+static void
+ngx_http_llm_ring_leave_handler(ngx_event_t *ev)
+{
+    ngx_http_llm_ring_close(ev->data);
+}
+
+
 ngx_uint_t
 ngx_http_llm_ring_state(ngx_http_llm_ring_t *ring)
 {
     uint32_t  state;
 
-    if (ring->wake == NULL && ngx_http_llm_ring_claim(ring) != NGX_OK) {
+    if (ring->leaving
+        || (ring->wake == NULL && ngx_http_llm_ring_claim(ring) != NGX_OK))
+    {
         return LLM_ENGINE_ABSENT;
     }
 
@@ -234,6 +281,10 @@ ngx_http_llm_ring_check(ngx_http_llm_ring_t *ring)
     if (state == LLM_ENGINE_READY && ring->epoch == 0 && epoch != ring->dead) {
         ring->epoch = epoch;
         ngx_http_llm_ring_watch(ring);
+
+        if (ring->engine->old && ring->engine->old != ring) {
+            ngx_http_llm_ring_leave(ring->engine->old);
+        }
     }
 }
 
@@ -432,6 +483,10 @@ ngx_http_llm_ring_give(ngx_http_llm_ring_t *ring, ngx_uint_t seat)
     st->busy = 0;
 
     ring->free[ring->n_free++] = seat;
+
+    if (ring->leaving) {
+        ngx_http_llm_ring_leave(ring);
+    }
 }
 
 

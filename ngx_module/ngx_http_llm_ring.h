@@ -32,7 +32,7 @@ struct ngx_http_llm_ring_s {
     llm_shm_t               *shm;
     ngx_int_t                index;      /* claimed, or -1 */
 
-    uint32_t                 epoch;      /* of the engine we talk to; 0: none */
+    uint32_t                 epoch;      /* of the engine in use; 0: none */
     uint32_t                 dead;       /* epoch whose process has gone */
     uint32_t                 ticket;
 
@@ -43,6 +43,9 @@ struct ngx_http_llm_ring_s {
     ngx_http_llm_seat_t     *seats;      /* [slots_per_worker] */
     uint32_t                *free;
     ngx_uint_t               n_free;
+
+    ngx_event_t              leave;      /* posted to close it */
+    unsigned                 leaving:1;  /* no more requests */
 };
 
 
@@ -53,9 +56,13 @@ ngx_uint_t ngx_http_llm_ring_state(ngx_http_llm_ring_t *ring);
 /* A copy of the engine's card, every string terminated. */
 void ngx_http_llm_ring_card(ngx_http_llm_ring_t *ring, llm_card_t *card);
 
-/* init_process, exit_process */
-ngx_int_t ngx_http_llm_ring_open(ngx_cycle_t *cycle,
-    ngx_http_llm_engine_t *engine);
+/* The ring for a new request: the engine's, or its predecessor's while the
+ * engine is not READY. */
+ngx_http_llm_ring_t *ngx_http_llm_ring_pick(ngx_http_llm_engine_t *engine);
+
+/* init_process, exit_process.  NULL: out of memory. */
+ngx_http_llm_ring_t *ngx_http_llm_ring_open(ngx_cycle_t *cycle,
+    ngx_http_llm_engine_t *engine, ngx_http_llm_gen_t *gen);
 void ngx_http_llm_ring_close(ngx_http_llm_ring_t *ring);
 
 /* A seat number, or -1 when all are taken. */

@@ -14,7 +14,7 @@ use Time::HiRes qw(sleep time);
 plan skip_all => 'LLM_TEST_MODEL is not set' unless $ENV{LLM_TEST_MODEL};
 
 my $t = LLM::Test->new(engine => 'max_num_seqs 4;',
-    server => 'send_timeout 3s;')->start;
+    listen => 'sndbuf=4k', server => 'send_timeout 3s;')->start;
 my $uri = '/v1/completions';
 my %long = (prompt => 'Once upon a time', max_tokens => 4000,
     ignore_eos => \1);
@@ -65,7 +65,7 @@ $slow->abort;
 # one that reads late gets everything, in order
 my $seq = { prompt => 'x', max_tokens => 1500, ignore_eos => \1,
     temperature => 0, logprobs => 2 };
-my $late = LLM::Test->new(engine => 'max_num_seqs 4;',
+my $late = LLM::Test->new(engine => 'max_num_seqs 4;', listen => 'sndbuf=4k',
     server => 'send_timeout 60s;')->start;
 my $l = $late->stream($uri, $seq, rcvbuf => 2048);
 $l->next_event;

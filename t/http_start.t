@@ -68,7 +68,8 @@ for my $case (@bad) {
 # --- every tensor type serves ---
 
 for my $type (qw(F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K)) {
-    my $model = make_model($type, '--type', $type);
+    my $model = make_model($type, '--type', $type, $type =~ /K$/
+        ? ('--embd', 256, '--ff', 256) : ());
     my $t = LLM::Test->new(model => $model,
         engine => 'max_num_batched_tokens 128;')->start;
     my @r = map { $t->post('/v1/completions', { prompt => 'abc', seed => 1,

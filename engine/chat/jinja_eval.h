@@ -1,6 +1,6 @@
 /*
- * Evaluation of a template's tree: expressions (jinja_eval.c) and statements
- * (jinja_exec.c).
+ * Evaluation of a template's tree: expressions (jinja_eval.c), statements
+ * (jinja_exec.c) and macros (jinja_macro.c).
  */
 
 #ifndef ENGINE_CHAT_JINJA_EVAL_H
@@ -50,6 +50,19 @@ jv_t jinja_call(jinja_t *run, const jv_t *callee, const jargs_t *args);
 /* The arguments of a call, filter or test; false: the run has failed. */
 bool jinja_args(jinja_t *run, const node_t *node, jargs_t *args);
 
+/* Enters a new scope inside `parent`; returns the one to go back to. */
+jscope_t *jinja_scope_enter(jinja_t *run, jscope_t *parent);
+
+/* Sets a name in the current scope. */
+void jinja_bind(jinja_t *run, const jname_t *name, jv_t value);
+
+/* Runs body with its output caught; returns it as a string. */
+jv_t jinja_capture(jinja_t *run, const node_t *body);
+
+jv_t jinja_make_macro(jinja_t *run, const node_t *node);
+
+/* node is a N_CALLBLOCK. */
+jv_t jinja_call_with_block(jinja_t *run, const node_t *node);
 jv_t jinja_call_macro(jinja_t *run, const jmacro_t *macro, const jargs_t *args);
 
 /* loop.name; false if there is no such attribute. */

@@ -1,5 +1,5 @@
 /*
- * Statements: tree → text.  Scopes, loops, macros and captured blocks.
+ * Statements: tree → text.  Scopes, loops and captured blocks.
  *
  * Scopes and loops are taken from the arena, since macros and values may keep
  * pointing to them.
@@ -20,9 +20,8 @@ typedef enum {
 static flow_t exec(jinja_t *run, const node_t *node);
 
 
-/* Enters a new scope inside `parent`; returns the one to go back to. */
-static jscope_t *
-scope_enter(jinja_t *run, jscope_t *parent)
+jscope_t *
+jinja_scope_enter(jinja_t *run, jscope_t *parent)
 {
     jscope_t *before = run->scope;
     jscope_t *scope = jinja_alloc(run, sizeof(jscope_t));
@@ -36,8 +35,8 @@ scope_enter(jinja_t *run, jscope_t *parent)
 }
 
 
-static void
-bind(jinja_t *run, const jname_t *name, jv_t value)
+void
+jinja_bind(jinja_t *run, const jname_t *name, jv_t value)
 {
     jscope_t *scope = run->scope;
 
@@ -99,7 +98,7 @@ assign(jinja_t *run, const node_t *target, const jv_t *value)
     }
 
     if (target->kind == N_NAME) {
-        bind(run, target->name, *value);
+        jinja_bind(run, target->name, *value);
         return;
     }
 
@@ -118,14 +117,13 @@ assign(jinja_t *run, const node_t *target, const jv_t *value)
     }
 
     for (size_t i = 0; i < target->n_kids; i++) {
-        bind(run, target->kids[i]->name, items->items[i]);
+        jinja_bind(run, target->kids[i]->name, items->items[i]);
     }
 }
 
 
-/* Runs body with its output caught; returns it as a string. */
-static jv_t
-capture(jinja_t *run, const node_t *body)
+jv_t
+jinja_capture(jinja_t *run, const node_t *body)
 {
     jbuf_t *out = run->out;
 
@@ -150,7 +148,7 @@ loop_more(jinja_t *run, jloop_t *loop)
 
     while (loop->source_at < loop->source->n && jinja_step(run, 1)) {
         const jv_t item = loop->source->items[loop->source_at++];
-        jscope_t *before = scope_enter(run, loop->scope);
+        jscope_t *before = jinja_scope_enter(run, loop->scope);
 
         assign(run, node->a, &item);
         const jv_t passes = jinja_eval(run, node->c);
@@ -241,9 +239,9 @@ loop_rounds(jinja_t *run, jloop_t *loop)
 
     for (; loop_has(run, loop, loop->at); loop->at++) {
         /* each round has its names for itself */
-        scope_enter(run, loop->scope);
+        jinja_scope_enter(run, loop->scope);
         assign(run, node->a, &loop->kept->items[loop->at]);
-        bind(run, node->name, self);
+        jinja_bind(run, node->name, self);
 
         if (run->code != LLM_OK || exec(run, node->d) == FLOW_BREAK
             || !jinja_step(run, 1))
@@ -280,7 +278,7 @@ exec_for(jinja_t *run, const node_t *node)
     run->scope = before;
 
     if (loop->at == 0 && loop->kept->n == 0 && node->e != NULL) {
-        scope_enter(run, before);
+        jinja_scope_enter(run, before);
         exec(run, node->e);
         run->scope = before;
     }
@@ -307,171 +305,12 @@ exec_branches(jinja_t *run, const node_t *node)
 }
 
 
-static jv_t
-make_macro(jinja_t *run, const node_t *node)
-{
-    jmacro_t *macro = jinja_alloc(run, sizeof(jmacro_t));
-
-    if (macro == NULL) {
-        return jv_undefined();
-    }
-
-    *macro = (jmacro_t){ node, run->scope };
-    return (jv_t){ .kind = JV_MACRO, .trusted = 1, .macro = macro };
-}
-
-
-/* The call with one more keyword: the block as `caller`. */
-static jv_t
-call_with_block(jinja_t *run, const node_t *node)
-{
-    const jv_t callee = jinja_eval(run, node->a->a);
-    jargs_t args;
-
-    if (run->code != LLM_OK || !jinja_args(run, node->a, &args)) {
-        return jv_undefined();
-    }
-
-    jkwarg_t *kw = jinja_alloc(run, (args.n_kw + 1) * sizeof(jkwarg_t));
-
-    if (kw == NULL) {
-        return jv_undefined();
-    }
-
-    if (args.n_kw > 0) {
-        memcpy(kw, args.kw, args.n_kw * sizeof(jkwarg_t));
-    }
-
-    kw[args.n_kw++] =
-        (jkwarg_t){ "caller", strlen("caller"), make_macro(run, node->b) };
-    args.kw = kw;
-
-    return jinja_call(run, &callee, &args);
-}
-
-
-/* Is keyword number `at` one of the macro's parameters, or its caller? */
-static bool
-is_param(const node_t *macro, const jkwarg_t *kw)
-{
-    for (size_t i = 0; i < macro->n_kids; i++) {
-        const jstr_t *name = &macro->kids[i]->name->text;
-
-        if (name->len == kw->len && memcmp(name->data, kw->name, kw->len) == 0)
-        {
-            return true;
-        }
-    }
-
-    return kw->len == strlen("caller")
-           && memcmp(kw->name, "caller", kw->len) == 0;
-}
-
-
-/* Arguments beyond the parameters: varargs and kwargs, or a mistake. */
-static void
-bind_rest(jinja_t *run, const node_t *node, const jargs_t *args)
-{
-    jlist_t *rest = jlist_create(run, 0);
-    jdict_t *named = jdict_create(run);
-    const jv_t *caller = jarg(args, SIZE_MAX, "caller");
-
-    for (size_t i = node->n_kids; i < args->n; i++) {
-        jlist_add(run, rest, args->pos[i]);
-    }
-
-    for (size_t i = 0; i < args->n_kw; i++) {
-        const jkwarg_t *kw = &args->kw[i];
-
-        if (!is_param(node, kw)) {
-            jdict_set(run, named, jv_text(run, kw->name, kw->len, 1),
-                      kw->value);
-        }
-    }
-
-    if (run->code != LLM_OK) {
-        return;
-    }
-
-    if (!node->flag && (rest->n > 0 || named->n > 0)) {
-        jv_fail(run, "the macro '%.*s' has no such parameters",
-                node->name->text.len < 60 ? (int) node->name->text.len : 60,
-                node->name->text.data);
-        return;
-    }
-
-    bind(run, node->c->name, jv_list(JV_TUPLE, rest, 1));
-    bind(run, node->d->name, jv_dict(named, 1));
-
-    if (caller != NULL) {
-        bind(run, node->e->name, *caller);
-    }
-}
-
-
-static void
-bind_params(jinja_t *run, const node_t *node, const jargs_t *args)
-{
-    for (size_t i = 0; i < node->n_kids && run->code == LLM_OK; i++) {
-        const node_t *param = node->kids[i];
-        jstr_t *name = &param->name->text;
-        jv_t value = { .kind = JV_UNDEFINED, .str = name };
-
-        if (i < args->n) {
-            value = args->pos[i];
-
-        } else {
-            const jv_t *given = NULL;
-
-            for (size_t k = 0; k < args->n_kw; k++) {
-                if (args->kw[k].len == name->len
-                    && memcmp(args->kw[k].name, name->data, name->len) == 0)
-                {
-                    given = &args->kw[k].value;
-                }
-            }
-
-            if (given != NULL) {
-                value = *given;
-
-            } else if (param->a != NULL) {
-                value = jinja_eval(run, param->a);
-            }
-        }
-
-        bind(run, param->name, value);
-    }
-}
-
-
-jv_t
-jinja_call_macro(jinja_t *run, const jmacro_t *macro, const jargs_t *args)
-{
-    const node_t *node = macro->node;
-    const uint32_t line = run->line;
-    jscope_t *before = scope_enter(run, macro->scope);
-    jv_t text = jv_undefined();
-
-    bind_rest(run, node, args);
-    bind_params(run, node, args);
-
-    if (run->code == LLM_OK) {
-        text = capture(run, node->b);
-    }
-
-    run->scope = before;
-    run->line = line;
-
-    return text;
-}
-
-
 /* Catches a block's text and sends it through its filters. */
 static jv_t
 capture_filtered(jinja_t *run, const node_t *node)
 {
-    jscope_t *before = scope_enter(run, run->scope);
-    jv_t text = capture(run, node->b);
+    jscope_t *before = jinja_scope_enter(run, run->scope);
+    jv_t text = jinja_capture(run, node->b);
 
     run->scope = before;
 
@@ -514,7 +353,7 @@ exec_with(jinja_t *run, const node_t *node)
         jlist_add(run, values, jinja_eval(run, node->kids[i]->b));
     }
 
-    scope_enter(run, before);
+    jinja_scope_enter(run, before);
 
     for (size_t i = 0; i < node->n_kids && run->code == LLM_OK; i++) {
         assign(run, node->kids[i]->a, &values->items[i]);
@@ -569,10 +408,10 @@ exec_simple(jinja_t *run, const node_t *node)
         assign(run, node->a, &v);
         break;
     case N_MACRO:
-        bind(run, node->name, make_macro(run, node));
+        jinja_bind(run, node->name, jinja_make_macro(run, node));
         break;
     case N_CALLBLOCK:
-        v = call_with_block(run, node);
+        v = jinja_call_with_block(run, node);
         output(run, &v);
         break;
     case N_FILTERBLOCK:
@@ -580,7 +419,7 @@ exec_simple(jinja_t *run, const node_t *node)
         output(run, &v);
         break;
     case N_SCOPE:
-        scope_enter(run, before);
+        jinja_scope_enter(run, before);
         exec(run, node->b);
         run->scope = before;
         break;
@@ -637,7 +476,7 @@ exec(jinja_t *run, const node_t *node)
 void
 jinja_exec(jinja_t *run, const node_t *root)
 {
-    scope_enter(run, NULL);
+    jinja_scope_enter(run, NULL);
 
     if (run->code == LLM_OK) {
         exec(run, root);

@@ -1,7 +1,8 @@
 /*
  * Template text → tokens.  The rules are those of Jinja's documentation,
  * "Whitespace Control": a block's or comment's line is stripped in front when
- * nothing else stands there, one newline behind it is dropped, and - + override.
+ * nothing else stands there, one newline behind it is dropped; - and + change
+ * that.
  */
 
 #include "engine/chat/jinja_lex.h"

@@ -1,6 +1,7 @@
 /*
- * The parser's own state and tools (jinja_parser.c), shared by its two halves:
- * statements (jinja_parse.c) and expressions (jinja_expr.c).
+ * The parser's own state and tools (jinja_parser.c), shared by its parts:
+ * statements (jinja_parse.c), expressions (jinja_expr.c) and their operands
+ * (jinja_primary.c).
  */
 
 #ifndef ENGINE_CHAT_JINJA_PARSER_H
@@ -73,7 +74,11 @@ node_t *parse_exprs(parser_t *p, bool condexpr);
  * without its bar. */
 node_t *parse_filters(parser_t *p, node_t *operand, bool open);
 
-/* A primary expression with attributes, items and calls, no filters. */
+/* A literal, a name or brackets; what stands behind it: attributes, items and
+ * calls; both at once; filters and tests. */
+node_t *parse_primary(parser_t *p);
+node_t *parse_behind(parser_t *p, node_t *node);
 node_t *parse_postfix(parser_t *p);
+node_t *parse_modifiers(parser_t *p, node_t *node);
 
 #endif /* ENGINE_CHAT_JINJA_PARSER_H */

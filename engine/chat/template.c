@@ -319,7 +319,7 @@ cut_final(jinja_t *run, const chat_input_t *in)
 static void
 take_output(jinja_t *run, chat_output_t *out)
 {
-    if (run->code == LLM_OK) {
+    if (run->code == LLM_OK && run->out->len > 0) {
         buf_add(&out->text, run->out->data, run->out->len);
         buf_add(&out->trusted, run->out->marks, run->out->len);
     }

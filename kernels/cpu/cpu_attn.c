@@ -1,6 +1,6 @@
 /*
- * Paged attention: which thread computes what.  The arithmetic is in the
- * kernels of cpu_attn.h; nothing here changes a result.
+ * Paged attention: which thread computes what.  The arithmetic of an item is
+ * in cpu_attn_item.c and the kernels; nothing here changes a result.
  *
  * A tile is a few rows of one sequence in one page, so all of them end in the
  * same page.  The work list is (tile, split, KV head), heads innermost, since
@@ -15,7 +15,6 @@
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "kernels/cpu/cpu_attn.h"
 #include "kernels/cpu/cpu_math.h"
@@ -303,41 +302,15 @@ unit_of(const job_t *job, int item)
 
 /* --- one item --- */
 
-/* Where an item works: buffers of its thread, partials of its unit. */
-typedef struct {
-    const unit_t *unit;
-    cpu_attn_split_t split;
-    int first; /* position of the split's first token */
-    int rows;  /* n_queries * group */
-    int ldo;
-    float *q;
-    float *scores;
-    float *wide;
-    float *parts; /* [rows][ldo] */
-} item_t;
-
-
-/* Tokens of the split that query i sees. */
-static int
-visible(const item_t *item, int query)
-{
-    const int n = item->unit->pos + query + 1 - item->first;
-
-    return n < OP_SPLIT ? n : OP_SPLIT;
-}
-
-
 static void
-load_pages(const job_t *job, item_t *item, int head)
+load_pages(const job_t *job, const unit_t *unit, int head,
+           cpu_attn_item_t *item)
 {
-    const unit_t *unit = item->unit;
-    const int head_dim = job->attn->head_dim;
     const int32_t *table =
         job->batch->block_table[unit->seq] + item->first / OP_PAGE;
-    const int last = visible(item, unit->n_queries - 1);
-    const size_t offset = (size_t) head * 2 * OP_PAGE * head_dim;
+    const int last = cpu_attn_visible(item, item->n_queries - 1);
+    const size_t offset = (size_t) head * 2 * OP_PAGE * item->split.head_dim;
 
-    item->split.head_dim = head_dim;
     item->split.n_pages = (last + OP_PAGE - 1) / OP_PAGE;
     for (int p = 0; p < item->split.n_pages; p++) {
         item->split.page[p] = job->pages + table[p] * job->page_halves + offset;
@@ -346,132 +319,22 @@ load_pages(const job_t *job, item_t *item, int head)
 
 
 static void
-load_queries(const job_t *job, const item_t *item, int head)
+load_queries(const job_t *job, const unit_t *unit, int head,
+             const cpu_attn_item_t *item)
 {
     const op_attn_t *attn = job->attn;
-    const int n = job->scratch->group * attn->head_dim;
+    const int n = item->group * attn->head_dim;
     const size_t stride =
         (size_t) (attn->n_heads + 2 * attn->n_kv_heads) * attn->head_dim;
 
-    for (int i = 0; i < item->unit->n_queries; i++) {
+    for (int i = 0; i < unit->n_queries; i++) {
         const float *from =
-            job->q + (item->unit->row + i) * stride + (size_t) head * n;
+            job->q + (unit->row + i) * stride + (size_t) head * n;
         float *to = item->q + (size_t) i * n;
 
         for (int d = 0; d < n; d++) {
             to[d] = from[d] * attn->scale;
         }
-    }
-}
-
-
-static void
-softmax_rows(const job_t *job, const item_t *item)
-{
-    const int group = job->scratch->group;
-
-    for (int r = 0; r < item->rows; r++) {
-        job->kernels->softmax(item->scores + (size_t) r * OP_SPLIT,
-                              visible(item, r / group),
-                              item->parts + (size_t) r * item->ldo);
-    }
-}
-
-
-static void
-widen_values(const job_t *job, const item_t *item, int page, int n)
-{
-    const int head_dim = item->split.head_dim;
-    const int dim = job->scratch->dim;
-    float *to = item->wide;
-
-    for (int t = 0; t < n; t += OP_PAGE) {
-        const uint16_t *v =
-            item->split.page[page + t / OP_PAGE] + OP_PAGE * head_dim;
-        const int tokens = n - t < OP_PAGE ? n - t : OP_PAGE;
-
-        if (head_dim == dim) {
-            job->kernels->widen(to + (size_t) t * dim, v, tokens * dim);
-            continue;
-        }
-
-        for (int i = 0; i < tokens; i++) {
-            float *row = to + (size_t) (t + i) * dim;
-
-            job->kernels->widen(row, v + i * head_dim, head_dim);
-            memset(row + head_dim, 0, (dim - head_dim) * sizeof(float));
-        }
-    }
-}
-
-
-/* The values of up to four pages for all rows.  The tokens that every query
- * sees go together; the rest, in the last page, query by query, so that no
- * row ever touches a token after it: 0 * V is not 0 if V is Inf or NaN. */
-static void
-values_group(const job_t *job, const item_t *item, int page)
-{
-    const int group = job->scratch->group;
-    const int dim = job->scratch->dim;
-    const int base = page * OP_PAGE;
-    const int limit = CPU_ATTN_GROUP * OP_PAGE;
-    const int queries = item->unit->n_queries;
-    int all = visible(item, 0) - base;
-    int most = visible(item, queries - 1) - base;
-
-    all = all < 0 ? 0 : all > limit ? limit : all;
-    most = most > limit ? limit : most;
-    widen_values(job, item, page, most);
-
-    if (all > 0) {
-        job->kernels->values_wide(item->parts + CPU_ATTN_HEAD, item->ldo,
-                                  item->scores + base, item->rows, item->wide,
-                                  all, dim);
-    }
-    if (all == most) {
-        return;
-    }
-
-    for (int i = 1; i < queries; i++) {
-        const int n = visible(item, i) - base;
-
-        job->kernels->values_wide(
-            item->parts + (size_t) i * group * item->ldo + CPU_ATTN_HEAD,
-            item->ldo,
-            item->scores + (size_t) i * group * OP_SPLIT + base + all, group,
-            item->wide + (size_t) all * dim, (n < limit ? n : limit) - all,
-            dim);
-    }
-}
-
-
-/* Pages are widened to f32 once for all rows of the tile. */
-static void
-compute_wide(const job_t *job, const item_t *item)
-{
-    const cpu_attn_kernels_t *kernels = job->kernels;
-    const int k_floats = OP_PAGE * item->split.head_dim;
-    const int n_pages = item->split.n_pages;
-
-    for (int p = 0; p < n_pages; p += CPU_ATTN_GROUP) {
-        const int n =
-            n_pages - p < CPU_ATTN_GROUP ? n_pages - p : CPU_ATTN_GROUP;
-        for (int i = 0; i < n; i++) {
-            kernels->widen(item->wide + i * k_floats, item->split.page[p + i],
-                           k_floats);
-        }
-        kernels->scores_wide(item->scores + p * OP_PAGE, item->q, item->rows,
-                             item->wide, n, item->split.head_dim);
-    }
-
-    softmax_rows(job, item);
-
-    for (int r = 0; r < item->rows; r++) {
-        memset(item->parts + (size_t) r * item->ldo + CPU_ATTN_HEAD, 0,
-               job->scratch->dim * sizeof(float));
-    }
-    for (int p = 0; p < n_pages; p += CPU_ATTN_GROUP) {
-        values_group(job, item, p);
     }
 }
 
@@ -519,35 +382,28 @@ run_item(const job_t *job, int number, float *buffers)
     const unit_t *unit = &scratch->units[index];
     const int head = unit->head + (number - unit->item) % unit->n_heads;
     const int split = (number - unit->item) / unit->n_heads;
-    const int rows = unit->n_queries * scratch->group;
     const int tile_rows =
         scratch->group > TILE_ROWS ? scratch->group : TILE_ROWS;
-    item_t item;
+    cpu_attn_item_t item = {
+        .split.head_dim = job->attn->head_dim,
+        .first = split * OP_SPLIT,
+        .pos = unit->pos,
+        .n_queries = unit->n_queries,
+        .group = scratch->group,
+        .dim = scratch->dim,
+        .ldo = (int) partial_floats(job),
+        .scores = buffers,
+    };
 
-    item.unit = unit;
-    item.first = split * OP_SPLIT;
-    item.rows = rows;
-    item.ldo = (int) partial_floats(job);
-    item.scores = buffers;
     item.wide = item.scores + (size_t) tile_rows * OP_SPLIT;
     item.q = item.wide + CPU_ATTN_GROUP * OP_PAGE * scratch->dim;
     item.parts = scratch->parts + unit->parts
                  + ((size_t) (head - unit->head) * unit->n_splits + split)
-                       * rows * item.ldo;
+                       * unit->n_queries * scratch->group * item.ldo;
 
-    load_pages(job, &item, head);
-    load_queries(job, &item, head);
-
-    if (unit->n_queries == 1 && rows <= job->kernels->direct_rows
-        && item.split.head_dim == scratch->dim)
-    {
-        job->kernels->scores(&item.split, item.scores, item.q, rows);
-        softmax_rows(job, &item);
-        job->kernels->values(&item.split, item.parts + CPU_ATTN_HEAD, item.ldo,
-                             item.scores, rows, visible(&item, 0));
-    } else {
-        compute_wide(job, &item);
-    }
+    load_pages(job, unit, head, &item);
+    load_queries(job, unit, head, &item);
+    cpu_attn_item(job->kernels, &item);
 
     atomic_int *left =
         &scratch->left[index * job->attn->n_kv_heads + head - unit->head];

@@ -78,6 +78,37 @@ typedef struct {
     int direct_rows;
 } cpu_attn_kernels_t;
 
+/* What an item computes, and where: buffers of its thread, partials of its
+ * tile.  Rows are the tile's queries times the query heads of the KV head. */
+typedef struct {
+    cpu_attn_split_t split;
+    int first; /* position of the split's first token */
+    int pos;   /* of the tile's first query; the others follow it */
+    int n_queries;
+    int group;     /* query heads of the KV head */
+    int dim;       /* head_dim rounded up to 16 */
+    int ldo;       /* floats of a partial: CPU_ATTN_HEAD + dim */
+    float *q;      /* [rows][head_dim], scaled */
+    float *scores; /* [rows][OP_SPLIT] */
+    float *wide;   /* [CPU_ATTN_GROUP * OP_PAGE][dim] */
+    float *parts;  /* [rows][ldo]: maximum, sum, …, o */
+} cpu_attn_item_t;
+
+
+/* Tokens of the split that a query sees. */
+static inline int
+cpu_attn_visible(const cpu_attn_item_t *item, int query)
+{
+    const int n = item->pos + query + 1 - item->first;
+
+    return n < OP_SPLIT ? n : OP_SPLIT;
+}
+
+
+/* Fills the item's partials from its q and pages. */
+void cpu_attn_item(const cpu_attn_kernels_t *kernels,
+                   const cpu_attn_item_t *item);
+
 extern const cpu_attn_kernels_t cpu_attn_baseline;
 #if defined(__x86_64__)
 extern const cpu_attn_kernels_t cpu_attn_avx2;

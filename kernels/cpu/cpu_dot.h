@@ -115,6 +115,14 @@ cpu_group_lanes(const cpu_segment_t *seg, int group)
 /* The same facts as op_layout_record(), foldable when the layout is a
  * constant. */
 CPU_INLINE int
+lay_is_float(int layout)
+{
+    return layout == OP_LAY_F32 || layout == OP_LAY_F16
+           || layout == OP_LAY_BF16;
+}
+
+
+CPU_INLINE int
 lay_is_q4(int layout)
 {
     return layout == OP_LAY_Q4_D16 || layout == OP_LAY_Q4_DM16

@@ -1,6 +1,6 @@
 /*
  * Inner products for AVX2: one register is 8 of the 16 outputs of a group,
- * called a column here; column i is half i % 2 of group i / 2.
+ * called a column here.
  *
  * vpmaddubsw multiplies unsigned by signed bytes into 16-bit pairs.  For
  * 4-bit weights a whole block of them adds up in 16 bits (8 × 2 × 15 × 127 =
@@ -15,7 +15,11 @@
 #include <immintrin.h>
 #include <string.h>
 
-enum { AHEAD = 2048 }; /* bytes between a load of weights and its prefetch */
+enum { AHEAD = 4096 }; /* bytes between a load of weights and its prefetch */
+
+/* Makes the sum of a step final: GCC would gather the additions of all steps
+ * at the end, and spill every product until then (half the speed). */
+#define KEEP(v) __asm__("" : "+x"(v))
 
 /* The entry of the first row, block by block. */
 typedef struct {
@@ -70,6 +74,7 @@ dot_q4(const cursor_t *at, const uint8_t *w, __m256i *dot, const int n_r,
             __m256i b = _mm256_maddubs_epi16(hi, four_inputs(x + 16));
 
             dot[r] = _mm256_add_epi16(dot[r], _mm256_add_epi16(a, b));
+            KEEP(dot[r]);
         }
     }
 
@@ -105,15 +110,17 @@ dot_q8(const cursor_t *at, const uint8_t *w, __m256i *dot, const int n_r,
             __m256i p = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(x, q));
 
             dot[r] = _mm256_add_epi32(dot[r], _mm256_madd_epi16(ones, p));
+            KEEP(dot[r]);
         }
     }
 }
 
 
-/* One record for n_r rows of one column; w is the record of its group. */
+/* One record for n_r rows of one column; w is the record of the group, acc and
+ * low have ld columns. */
 CPU_INLINE void
 block(const cursor_t *at, const uint8_t *w, __m256 *acc, __m256 *low,
-      const int n_r, const int side, const int ld, const int layout)
+      const int n_r, const int ld, const int side, const int layout)
 {
     __m256i dot[4];
 
@@ -174,19 +181,17 @@ store(const cpu_dot_t *job, int row, int group, int side, __m256 v)
 }
 
 
-/* n_r rows of n_c columns; `first` is the first column, even if n_c > 1. */
+/* n_r rows of n_c columns of a group; `side` is the column if n_c is 1. */
 CPU_INLINE void
-tile(const cpu_dot_t *job, int row, int first, const int n_r, const int n_c,
-     const int layout)
+quant_tile(const cpu_dot_t *job, int row, int group, const int n_r,
+           const int n_c, const int side, const int layout)
 {
     const cpu_act_t *act = job->act;
-    const size_t group_bytes = job->seg->group_bytes;
     const size_t entry = cpu_act_at(act, row);
-    const uint8_t *w = job->seg->data + (size_t) (first / 2) * group_bytes;
-    const int side = n_c == 1 ? first % 2 : 0;
+    const uint8_t *w = job->seg->data + (size_t) group * job->seg->group_bytes;
     cursor_t at = { act->q + 32 * entry, act->d + entry, act->s + entry,
                     act->sum + entry };
-    __m256 acc[4 * 4], low[4 * 4];
+    __m256 acc[4 * 2], low[4 * 2];
 
     UNROLL
     for (int i = 0; i < n_r * n_c; i++) {
@@ -194,14 +199,12 @@ tile(const cpu_dot_t *job, int row, int first, const int n_r, const int n_c,
         low[i] = _mm256_setzero_ps();
     }
 
-    for (int b = 0; b < act->n_blocks; b++) {
+    for (int b = 0; b < act->n_blocks; b++, w += lay_bytes(layout)) {
         UNROLL
         for (int c = 0; c < n_c; c++) {
-            block(&at, w + (size_t) (c / 2) * group_bytes, acc + c, low + c,
-                  n_r, n_c == 1 ? side : c % 2, n_c, layout);
+            block(&at, w, acc + c, low + c, n_r, n_c, side + c, layout);
         }
 
-        w += lay_bytes(layout);
         at.q += 32 * act->tile;
         at.d += act->tile;
         at.s += act->tile;
@@ -218,62 +221,13 @@ tile(const cpu_dot_t *job, int row, int first, const int n_r, const int n_c,
                 v = _mm256_add_ps(v, low[r * n_c + c]);
             }
 
-            store(job, row + r, (first + c) / 2, (side + c) % 2, v);
+            store(job, row + r, group, side + c, v);
         }
     }
 }
 
 
-/* Rows by four for each column; the last ones alone, all columns at once. */
-CPU_INLINE void
-panel(const cpu_dot_t *job, const cpu_range_t *range, int group,
-      const int n_groups, const int layout)
-{
-    int row = range->row;
-
-    for (; row + 4 <= range->row_end; row += 4) {
-        for (int c = 0; c < 2 * n_groups; c++) {
-            tile(job, row, 2 * group + c, 4, 1, layout);
-        }
-    }
-
-    for (; row < range->row_end; row++) {
-        tile(job, row, 2 * group, 1, 2 * n_groups, layout);
-    }
-}
-
-
-CPU_INLINE void
-dot_all(const cpu_dot_t *job, const cpu_range_t *range, const int layout)
-{
-    int group = range->group;
-
-    for (; group + 2 <= range->group_end; group += 2) {
-        panel(job, range, group, 2, layout);
-    }
-
-    if (group < range->group_end) {
-        panel(job, range, group, 1, layout);
-    }
-}
-
-
-#define DOT(name, layout)                                            \
-    static void name(const cpu_dot_t *job, const cpu_range_t *range) \
-    {                                                                \
-        dot_all(job, range, layout);                                 \
-    }
-
-DOT(dot_q4_d16, OP_LAY_Q4_D16)
-DOT(dot_q4_dm16, OP_LAY_Q4_DM16)
-DOT(dot_q4_dm32, OP_LAY_Q4_DM32)
-DOT(dot_q8_d16, OP_LAY_Q8_D16)
-DOT(dot_q8_dm16, OP_LAY_Q8_DM16)
-DOT(dot_q8_dm32, OP_LAY_Q8_DM32)
-DOT(dot_q8_dd32, OP_LAY_Q8_DD32)
-
-
-/* p: the 16 values of a record. */
+/* Column `side` of the 16 values of a record. */
 CPU_INLINE __m256
 load_floats(const uint8_t *p, const int side, const int layout)
 {
@@ -295,88 +249,101 @@ load_floats(const uint8_t *p, const int side, const int layout)
 
 CPU_INLINE void
 float_tile(const cpu_dot_t *job, int row, int group, const int n_r,
-           const int n_groups, const int layout)
+           const int layout)
 {
     const int bytes = layout == OP_LAY_F32 ? 64 : 32;
-    const int n_c = 2 * n_groups;
     const size_t n_in = (size_t) job->seg->n_in;
-    const size_t group_bytes = job->seg->group_bytes;
     const float *x = job->x + (size_t) row * n_in;
-    const uint8_t *w = job->seg->data + (size_t) group * group_bytes;
-    __m256 acc[4 * 4];
+    const uint8_t *w = job->seg->data + (size_t) group * job->seg->group_bytes;
+    __m256 acc[4][2];
 
     UNROLL
-    for (int i = 0; i < n_r * n_c; i++) {
-        acc[i] = _mm256_setzero_ps();
+    for (int r = 0; r < n_r; r++) {
+        acc[r][0] = _mm256_setzero_ps();
+        acc[r][1] = _mm256_setzero_ps();
     }
 
     for (size_t i = 0; i < n_in; i++, w += bytes) {
-        __m256 v[4];
+        __m256 left = load_floats(w, 0, layout);
+        __m256 right = load_floats(w, 1, layout);
 
-        UNROLL
-        for (int c = 0; c < n_c; c++) {
-            const uint8_t *p = w + (size_t) (c / 2) * group_bytes;
-
-            _mm_prefetch((const char *) p + AHEAD, _MM_HINT_T0);
-            v[c] = load_floats(p, c % 2, layout);
-        }
+        _mm_prefetch((const char *) w + AHEAD, _MM_HINT_T0);
 
         UNROLL
         for (int r = 0; r < n_r; r++) {
             __m256 f = _mm256_set1_ps(x[(size_t) r * n_in + i]);
 
-            UNROLL
-            for (int c = 0; c < n_c; c++) {
-                acc[r * n_c + c] = _mm256_fmadd_ps(v[c], f, acc[r * n_c + c]);
-            }
+            acc[r][0] = _mm256_fmadd_ps(left, f, acc[r][0]);
+            acc[r][1] = _mm256_fmadd_ps(right, f, acc[r][1]);
         }
     }
 
     UNROLL
     for (int r = 0; r < n_r; r++) {
-        UNROLL
-        for (int c = 0; c < n_c; c++) {
-            store(job, row + r, group + c / 2, c % 2, acc[r * n_c + c]);
-        }
+        store(job, row + r, group, 0, acc[r][0]);
+        store(job, row + r, group, 1, acc[r][1]);
+    }
+}
+
+
+/* Three or four quantised rows fill the registers with one column. */
+CPU_INLINE void
+tile(const cpu_dot_t *job, int row, int group, const int n_r, const int layout)
+{
+    if (lay_is_float(layout)) {
+        float_tile(job, row, group, n_r, layout);
+
+    } else if (n_r > 2) {
+        quant_tile(job, row, group, n_r, 1, 0, layout);
+        quant_tile(job, row, group, n_r, 1, 1, layout);
+
+    } else {
+        quant_tile(job, row, group, n_r, 2, 0, layout);
     }
 }
 
 
 CPU_INLINE void
-float_all(const cpu_dot_t *job, const cpu_range_t *range, const int layout)
+dot_all(const cpu_dot_t *job, const cpu_range_t *range, const int layout)
 {
-    int group = range->group;
-    int row;
-
-    for (; group < range->group_end; group++) {
-        row = range->row;
-
-        if (range->row_end - row == 1 && group + 2 <= range->group_end) {
-            float_tile(job, row, group, 1, 2, layout);
-            group++;
-            continue;
-        }
+    for (int group = range->group; group < range->group_end; group++) {
+        int row = range->row;
 
         for (; row + 4 <= range->row_end; row += 4) {
-            float_tile(job, row, group, 4, 1, layout);
+            tile(job, row, group, 4, layout);
         }
 
-        for (; row < range->row_end; row++) {
-            float_tile(job, row, group, 1, 1, layout);
+        switch (range->row_end - row) {
+        case 1:
+            tile(job, row, group, 1, layout);
+            break;
+        case 2:
+            tile(job, row, group, 2, layout);
+            break;
+        case 3:
+            tile(job, row, group, 3, layout);
+            break;
         }
     }
 }
 
 
-#define FLOAT(name, layout)                                          \
+#define DOT(name, layout)                                            \
     static void name(const cpu_dot_t *job, const cpu_range_t *range) \
     {                                                                \
-        float_all(job, range, layout);                               \
+        dot_all(job, range, layout);                                 \
     }
 
-FLOAT(dot_f32, OP_LAY_F32)
-FLOAT(dot_f16, OP_LAY_F16)
-FLOAT(dot_bf16, OP_LAY_BF16)
+DOT(dot_f32, OP_LAY_F32)
+DOT(dot_f16, OP_LAY_F16)
+DOT(dot_bf16, OP_LAY_BF16)
+DOT(dot_q4_d16, OP_LAY_Q4_D16)
+DOT(dot_q4_dm16, OP_LAY_Q4_DM16)
+DOT(dot_q4_dm32, OP_LAY_Q4_DM32)
+DOT(dot_q8_d16, OP_LAY_Q8_D16)
+DOT(dot_q8_dm16, OP_LAY_Q8_DM16)
+DOT(dot_q8_dm32, OP_LAY_Q8_DM32)
+DOT(dot_q8_dd32, OP_LAY_Q8_DD32)
 
 
 CPU_INLINE int32_t

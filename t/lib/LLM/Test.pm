@@ -58,8 +58,8 @@ sub free_port {
 }
 
 # Options: model, engine (lines of the llm_engine block), http, server, main
-# (more lines there), location (lines beside llm_pass), workers, conf (a whole
-# file instead).  %%DIR%%, %%PORT%%, %%MODEL%%, %%BUILD%% are replaced.
+# (more lines there), location (lines beside llm_pass), listen (parameters),
+# workers, conf (a whole file instead).  %%DIR%%, %%PORT%%, %%MODEL%%, %%BUILD%% are replaced.
 sub new {
     my ($class, %o) = @_;
     my $self = bless { owner => $$, workers => 1, %o }, $class;
@@ -95,7 +95,7 @@ sub new {
 sub default_conf {
     my $self = shift;
     my %o = map { $_ => $self->{$_} // '' }
-        qw(engine http server main location);
+        qw(engine http server main location listen);
     my $user = $< == 0 ? 'user www-data;' : '';
 
     return <<"CONF";
@@ -119,7 +119,7 @@ http {
         $o{engine}
     }
     server {
-        listen 127.0.0.1:%%PORT%% reuseport;
+        listen 127.0.0.1:%%PORT%% reuseport $o{listen};
         $o{server}
         location / { llm_pass chat; $o{location} }
         location /metrics { llm_metrics; }

@@ -1,0 +1,335 @@
+/*
+ * See linear.h.  The expected values are computed from the file's blocks, one
+ * output at a time, with no layout, tile or thread in between.
+ */
+
+#include "t/ops/lib/linear.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <cmocka.h>
+
+const op_dtype_t dtypes[N_DTYPES] = { OP_F32,  OP_F16,  OP_BF16, OP_Q4_0,
+                                      OP_Q4_1, OP_Q5_0, OP_Q5_1, OP_Q8_0,
+                                      OP_Q4_K, OP_Q5_K, OP_Q6_K };
+
+device_t devices[MAX_DEVS];
+int n_devices;
+device_t ref;
+uint64_t seed;
+
+static uint64_t state_bits;
+
+typedef struct {
+    float d;
+    int q[32];
+} act_block_t;
+
+
+static uint32_t
+draw(void)
+{
+    state_bits ^= state_bits << 13;
+    state_bits ^= state_bits >> 7;
+    state_bits ^= state_bits << 17;
+    return (uint32_t) (state_bits >> 32);
+}
+
+
+/* Roughly normal, variance 1. */
+static float
+draw_normal(void)
+{
+    float sum = 0.0f;
+
+    for (int i = 0; i < 12; i++) {
+        sum += (float) (draw() >> 8) * 0x1p-24f;
+    }
+
+    return sum - 6.0f;
+}
+
+
+void *
+take(size_t bytes)
+{
+    void *p = malloc(bytes != 0 ? bytes : 1);
+
+    assert_non_null(p);
+    return p;
+}
+
+
+float *
+random_rows(int rows, int n)
+{
+    float *x = take(sizeof(float) * (size_t) rows * (size_t) n);
+
+    for (int i = 0; i < rows * n; i++) {
+        x[i] = draw_normal();
+    }
+
+    return x;
+}
+
+
+static void
+random_blocks(op_dtype_t dtype, uint8_t *p, size_t n_blocks)
+{
+    int bytes = op_dtype_bytes((int) dtype);
+
+    for (size_t b = 0; b < n_blocks; b++, p += bytes) {
+        int at = dtype == OP_Q6_K ? 208 : 0;
+        int has_min = dtype == OP_Q4_1 || dtype == OP_Q5_1 || dtype == OP_Q4_K
+                      || dtype == OP_Q5_K;
+
+        for (int i = 0; i < bytes; i++) {
+            p[i] = (uint8_t) draw();
+        }
+
+        for (int i = 0; i <= has_min; i++) {
+            float v = (0.5f + 0.1f * draw_normal()) * (i == 0 ? 0.02f : 0.2f);
+            uint16_t h = op_float_to_half(draw() % 2 == 0 ? -v : v);
+
+            memcpy(p + at + 2 * i, &h, sizeof(h));
+        }
+    }
+}
+
+
+op_tensor_t
+random_tensor(op_dtype_t dtype, int n_in, int n_out)
+{
+    size_t bytes = op_row_bytes((int) dtype, n_in) * (size_t) n_out;
+    size_t n = (size_t) n_in * (size_t) n_out;
+    uint8_t *data = take(bytes);
+    op_tensor_t tensor = { data, dtype, n_in, n_out };
+
+    if (op_dtype_block((int) dtype) > 1) {
+        random_blocks(dtype, data,
+                      bytes / (size_t) op_dtype_bytes((int) dtype));
+        return tensor;
+    }
+
+    for (size_t i = 0; i < n; i++) {
+        float v = 0.05f * draw_normal();
+
+        if (dtype == OP_F32) {
+            memcpy(data + 4 * i, &v, sizeof(v));
+        } else {
+            op_quant_row(dtype, &v, data + 2 * i, 1);
+        }
+    }
+
+    return tensor;
+}
+
+
+op_weight_t *
+make_weight(const device_t *d, const op_tensor_t *parts, int n_parts)
+{
+    op_err_t err = { "" };
+    op_weight_t *w = d->ops->weight(d->dev, parts, n_parts, &err);
+
+    if (w == NULL) {
+        fail_msg("weight: %s", err.text);
+    }
+
+    return w;
+}
+
+
+static void
+expected_act(const float *x, act_block_t *out)
+{
+    float top = 0.0f;
+
+    for (int i = 0; i < 32; i++) {
+        top = fmaxf(top, fabsf(x[i]));
+    }
+
+    out->d = top / 127.0f;
+
+    for (int i = 0; i < 32; i++) {
+        float v = out->d > 0.0f ? nearbyintf(x[i] / out->d) : 0.0f;
+
+        out->q[i] = (int) fminf(fmaxf(v, -127.0f), 127.0f);
+    }
+}
+
+
+/* One output of a quantised weight from the file's own blocks. */
+static float
+expected_quantised(const op_tensor_t *t, int o, const float *x)
+{
+    size_t row = op_row_bytes((int) t->dtype, t->n_in);
+    const uint8_t *p = (const uint8_t *) t->data + (size_t) o * row;
+    float acc = 0.0f;
+    float low = 0.0f;
+    int has_min = 0;
+    op_block_t b;
+
+    for (int i = 0; i < t->n_in; i += b.n) {
+        op_block_unpack(t->dtype, p, &b);
+        p += op_dtype_bytes((int) t->dtype);
+        has_min = b.has_min;
+
+        for (int k = 0; k < b.n; k += 32) {
+            act_block_t a;
+            int sum = 0;
+
+            expected_act(x + i + k, &a);
+
+            for (int s = 0; s < 32; s += b.sub) {
+                int dot = 0;
+
+                for (int j = s; j < s + b.sub; j++) {
+                    dot += b.q[k + j] * a.q[j];
+                    sum += a.q[j];
+                }
+
+                acc = fmaf((float) dot, b.d[(k + s) / b.sub] * a.d, acc);
+            }
+
+            if (has_min) {
+                low = fmaf(b.m[k / b.sub], a.d * (float) sum, low);
+            }
+        }
+    }
+
+    return has_min ? acc + low : acc;
+}
+
+
+static float
+expected_float(const op_tensor_t *t, int o, const float *x)
+{
+    static float w[MAX_IN];
+    size_t row = op_row_bytes((int) t->dtype, t->n_in);
+    float acc = 0.0f;
+
+    op_dequant_row(t->dtype, (const uint8_t *) t->data + (size_t) o * row, w,
+                   t->n_in);
+
+    for (int i = 0; i < t->n_in; i++) {
+        acc = fmaf(w[i], x[i], acc);
+    }
+
+    return acc;
+}
+
+
+float
+expected(const op_tensor_t *t, int o, const float *x)
+{
+    return op_dtype_block((int) t->dtype) > 1 ? expected_quantised(t, o, x)
+                                              : expected_float(t, o, x);
+}
+
+
+float *
+run_linear(const device_t *d, const op_weight_t *w, int n_out, const float *x,
+           int rows)
+{
+    int ldy = n_out + 5;
+    float *y = take(sizeof(float) * (size_t) ldy * (size_t) rows);
+    float *packed = take(sizeof(float) * (size_t) n_out * (size_t) rows);
+
+    for (int i = 0; i < ldy * rows; i++) {
+        y[i] = NAN;
+    }
+
+    d->ops->linear(d->dev, y, ldy, x, rows, w, OP_SET);
+
+    for (int r = 0; r < rows; r++) {
+        for (int o = 0; o < ldy; o++) {
+            if (o < n_out) {
+                assert_false(isnan(y[r * ldy + o]));
+                packed[r * n_out + o] = y[r * ldy + o];
+            } else {
+                assert_true(isnan(y[r * ldy + o]));
+            }
+        }
+    }
+
+    free(y);
+
+    return packed;
+}
+
+
+void
+check_same(const float *a, const float *b, int n, const char *what, int dtype)
+{
+    if (memcmp(a, b, sizeof(float) * (size_t) n) == 0) {
+        return;
+    }
+
+    for (int i = 0; i < n; i++) {
+        if (memcmp(&a[i], &b[i], sizeof(float)) != 0) {
+            fail_msg("%s, %s: value %d is %a, not %a (seed %llu)",
+                     op_dtype_name(dtype), what, i, (double) b[i],
+                     (double) a[i], (unsigned long long) seed);
+        }
+    }
+}
+
+
+static int
+open_device(device_t *d, const char *backend, const char *isa, int threads)
+{
+    static const op_limits_t limits = { MAX_ROWS, 4, 64, MAX_IN, 4, 2, 16 };
+    op_open_t params = { threads, isa };
+    op_err_t err = { "" };
+
+    d->ops = backend_find(backend);
+    d->dev = d->ops->open(&params, &err);
+
+    if (d->dev == NULL) {
+        printf("# %s: %s\n", isa, err.text);
+        return -1;
+    }
+
+    return d->ops->prepare(d->dev, &limits, &err);
+}
+
+
+int
+open_devices(void)
+{
+    static const char *const isas[] = { "avx512", "avx2", "baseline" };
+
+    seed = getenv("SEED") != NULL ? strtoull(getenv("SEED"), NULL, 10)
+                                  : (uint64_t) time(NULL);
+    state_bits = seed * 2654435761u + 88172645463325252u;
+    printf("# seed %llu\n", (unsigned long long) seed);
+
+    for (int i = 0; i < 3; i++) {
+        for (int threads = 1; threads <= 2; threads++) {
+            if (open_device(&devices[n_devices], "cpu", isas[i], threads) == 0)
+            {
+                n_devices++;
+            }
+        }
+    }
+
+    return n_devices < 2 || open_device(&ref, "ref", NULL, 1) != 0 ? -1 : 0;
+}
+
+
+void
+close_devices(void)
+{
+    for (int i = 0; i < n_devices; i++) {
+        devices[i].ops->close(devices[i].dev);
+    }
+
+    ref.ops->close(ref.dev);
+}
