@@ -45,7 +45,6 @@ struct engine_s {
     samp_t *samp;
 
     list_t requests;
-    uint64_t arrivals;
     chat_output_t prompt; /* scratch of intake */
     tok_ids_t ids;        /* scratch of intake */
 

@@ -52,6 +52,37 @@ json_section(const request_t *req, int sec, const char *param, cJSON **json,
 }
 
 
+/* OpenAI carries the arguments of a tool call as a JSON string; templates want
+ * the object. */
+static void
+parse_arguments(cJSON *messages)
+{
+    cJSON *message, *call;
+
+    cJSON_ArrayForEach(message, messages)
+    {
+        cJSON *calls = cJSON_GetObjectItemCaseSensitive(message, "tool_calls");
+
+        cJSON_ArrayForEach(call, calls)
+        {
+            cJSON *function =
+                cJSON_GetObjectItemCaseSensitive(call, "function");
+            cJSON *text =
+                cJSON_GetObjectItemCaseSensitive(function, "arguments");
+            cJSON *object =
+                cJSON_IsString(text) ? cJSON_Parse(text->valuestring) : NULL;
+
+            if (!cJSON_IsObject(object)
+                || !cJSON_ReplaceItemInObjectCaseSensitive(function,
+                                                           "arguments", object))
+            {
+                cJSON_Delete(object);
+            }
+        }
+    }
+}
+
+
 /* Chat: messages → text with trust marks, in engine->prompt. */
 static int
 render_chat(engine_t *engine, const request_t *req, llm_err_t *err)
@@ -76,6 +107,8 @@ render_chat(engine_t *engine, const request_t *req, llm_err_t *err)
     }
 
     if (rc == LLM_OK) {
+        parse_arguments(messages);
+
         const chat_input_t in = {
             .messages = messages,
             .tools = tools,
@@ -348,7 +381,6 @@ set_sequence(engine_t *engine, request_t *req, llm_err_t *err)
     seq->n_prompt = n;
     seq->cap_tokens = cap;
     seq->owner = req;
-    seq->arrival = engine->arrivals++;
     seq->want_prompt =
         (req->msg->flags & LLM_F_ECHO) && (req->msg->flags & LLM_F_LOGPROBS);
 

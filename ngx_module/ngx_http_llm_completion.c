@@ -3,6 +3,7 @@
  */
 
 #include "ngx_module/ngx_http_llm_completion.h"
+#include "ngx_module/ngx_http_llm_list.h"
 #include "ngx_module/ngx_http_llm_params.h"
 
 
@@ -123,7 +124,7 @@ ngx_http_llm_completion_prompt(ngx_http_llm_ctx_t *ctx, const cJSON *item)
 
     prompt->kind = LLM_REQ_TOKENS;
 
-    return ngx_http_llm_params_tokens(ctx, item, "prompt", &prompt->data);
+    return ngx_http_llm_list_tokens(ctx, item, "prompt", &prompt->data);
 }
 
 

@@ -8,7 +8,8 @@
 #include "ngx_module/ngx_http_llm_api.h"
 
 
-ngx_int_t ngx_http_llm_completion_parse(ngx_http_llm_ctx_t *ctx, const cJSON *root);
+ngx_int_t ngx_http_llm_completion_parse(ngx_http_llm_ctx_t *ctx,
+    const cJSON *root);
 void ngx_http_llm_completion_delta(ngx_http_llm_choice_t *choice,
     const llm_delta_t *delta);
 void ngx_http_llm_completion_finish(ngx_http_llm_choice_t *choice);

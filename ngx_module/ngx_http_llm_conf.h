@@ -9,7 +9,6 @@
 #include "ngx_module/ngx_http_llm_module.h"
 
 
-char *ngx_http_llm_conf_engine(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
 char *ngx_http_llm_conf_pass(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
 char *ngx_http_llm_conf_metrics(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);

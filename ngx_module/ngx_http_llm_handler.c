@@ -12,6 +12,7 @@
  */
 
 #include "ngx_module/ngx_http_llm_handler.h"
+#include "ngx_module/ngx_http_llm_client.h"
 #include "ngx_module/ngx_http_llm_submit.h"
 
 
@@ -27,12 +28,6 @@ static ngx_int_t ngx_http_llm_record(ngx_http_llm_choice_t *choice,
     llm_record_t *record);
 static ngx_int_t ngx_http_llm_start(ngx_http_llm_choice_t *choice,
     llm_start_t *start);
-static ngx_int_t ngx_http_llm_flush(ngx_http_llm_ctx_t *ctx);
-static void ngx_http_llm_complete(ngx_http_llm_ctx_t *ctx);
-static void ngx_http_llm_fail(ngx_http_llm_ctx_t *ctx);
-static void ngx_http_llm_release(ngx_http_llm_ctx_t *ctx);
-static void ngx_http_llm_finalize(ngx_http_llm_ctx_t *ctx, ngx_int_t rc);
-static void ngx_http_llm_cleanup(void *data);
 static void ngx_http_llm_read_handler(ngx_http_request_t *r);
 static void ngx_http_llm_write_handler(ngx_http_request_t *r);
 static void ngx_http_llm_ping_handler(ngx_event_t *ev);
@@ -149,11 +144,11 @@ ngx_http_llm_body_handler(ngx_http_request_t *r)
         return;
     }
 
-    cln->handler = ngx_http_llm_cleanup;
+    cln->handler = ngx_http_llm_client_cleanup;
     cln->data = ctx;
 
     if (ngx_http_llm_submit(ctx) != NGX_OK) {
-        ngx_http_llm_fail(ctx);
+        ngx_http_llm_client_fail(ctx);
         return;
     }
 
@@ -168,7 +163,7 @@ ngx_http_llm_body_handler(ngx_http_request_t *r)
                                    "The engine is not running.");
             ctx->error.code = "engine_unavailable";
             ctx->error.retry_after = 1;
-            ngx_http_llm_fail(ctx);
+            ngx_http_llm_client_fail(ctx);
             return;
         }
     }
@@ -254,7 +249,7 @@ ngx_http_llm_handler_lost(ngx_http_llm_choice_t *choice)
     ctx->error.code = "engine_unavailable";
     ctx->error.retry_after = 1;
 
-    ngx_http_llm_fail(ctx);
+    ngx_http_llm_client_fail(ctx);
 
     ngx_http_run_posted_requests(c);
 }
@@ -277,17 +272,17 @@ ngx_http_llm_pump(ngx_http_llm_choice_t *choice)
         rc = ngx_http_llm_records(choice);
 
         if (rc != NGX_OK) {
-            ngx_http_llm_fail(ctx);
+            ngx_http_llm_client_fail(ctx);
             return NGX_DONE;
         }
 
         if (ctx->n_done == ctx->n_choices) {
-            ngx_http_llm_complete(ctx);
+            ngx_http_llm_client_complete(ctx);
             return NGX_DONE;
         }
 
-        if (ngx_http_llm_flush(ctx) != NGX_OK) {
-            ngx_http_llm_finalize(ctx, NGX_ERROR);
+        if (ngx_http_llm_client_flush(ctx) != NGX_OK) {
+            ngx_http_llm_client_finalize(ctx, NGX_ERROR);
             return NGX_DONE;
         }
 
@@ -339,21 +334,6 @@ ngx_http_llm_records(ngx_http_llm_choice_t *choice)
 
 
 static ngx_int_t
-ngx_http_llm_stream_header(ngx_http_llm_ctx_t *ctx)
-{
-    ngx_int_t  rc;
-
-    if (!ctx->query.stream || ctx->request->header_sent) {
-        return NGX_OK;
-    }
-
-    rc = ngx_http_llm_sse_header(ctx->request);
-
-    return (rc == NGX_ERROR || rc > NGX_OK) ? NGX_ERROR : NGX_OK;
-}
-
-
-static ngx_int_t
 ngx_http_llm_record(ngx_http_llm_choice_t *choice, llm_record_t *record)
 {
     ngx_http_llm_ctx_t  *ctx;
@@ -367,7 +347,7 @@ ngx_http_llm_record(ngx_http_llm_choice_t *choice, llm_record_t *record)
 
     case LLM_REC_DELTA:
 
-        if (ngx_http_llm_stream_header(ctx) != NGX_OK) {
+        if (ngx_http_llm_client_header(ctx) != NGX_OK) {
             return NGX_ERROR;
         }
 
@@ -378,7 +358,7 @@ ngx_http_llm_record(ngx_http_llm_choice_t *choice, llm_record_t *record)
 
     case LLM_REC_DONE:
 
-        if (ngx_http_llm_stream_header(ctx) != NGX_OK) {
+        if (ngx_http_llm_client_header(ctx) != NGX_OK) {
             return NGX_ERROR;
         }
 
@@ -445,172 +425,6 @@ ngx_http_llm_start(ngx_http_llm_choice_t *choice, llm_start_t *start)
 }
 
 
-/* --- to the client --- */
-
-
-/* sends what was written; NGX_ERROR: the client is gone */
-
-static ngx_int_t
-ngx_http_llm_flush(ngx_http_llm_ctx_t *ctx)
-{
-    ngx_connection_t          *c;
-    ngx_http_request_t        *r;
-    ngx_http_core_loc_conf_t  *clcf;
-
-    r = ctx->request;
-    c = r->connection;
-
-    if (ctx->out.head) {
-
-        if (ngx_http_llm_out_send(r, &ctx->out, 0) == NGX_ERROR || c->error) {
-            return NGX_ERROR;
-        }
-
-        ctx->last_sent = ngx_current_msec;
-    }
-
-    ctx->blocked = (c->buffered || r->buffered) ? 1 : 0;
-
-    if (!ctx->blocked) {
-
-        if (c->write->timer_set && !c->write->delayed) {
-            ngx_del_timer(c->write);
-        }
-
-        return NGX_OK;
-    }
-
-    clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
-
-    /* not prolonged while the client takes nothing */
-
-    if (!c->write->delayed && !c->write->timer_set) {
-        ngx_add_timer(c->write, clcf->send_timeout);
-    }
-
-    return ngx_handle_write_event(c->write, clcf->send_lowat);
-}
-
-
-static void
-ngx_http_llm_complete(ngx_http_llm_ctx_t *ctx)
-{
-    ngx_int_t            rc;
-    ngx_http_request_t  *r;
-
-    r = ctx->request;
-
-    ctx->api->end(ctx);
-
-    if (ctx->query.stream) {
-        ngx_http_llm_sse_done(&ctx->out);
-        rc = ngx_http_llm_out_send(r, &ctx->out, 1);
-
-    } else {
-        rc = ngx_http_llm_out_respond(r, &ctx->out, "application/json");
-    }
-
-    ngx_http_llm_finalize(ctx, rc);
-}
-
-
-/* ctx->error says why */
-
-static void
-ngx_http_llm_fail(ngx_http_llm_ctx_t *ctx)
-{
-    ngx_uint_t           level;
-    ngx_http_request_t  *r;
-
-    r = ctx->request;
-
-    ngx_http_llm_error_set(&ctx->error, r->pool,
-                           NGX_HTTP_INTERNAL_SERVER_ERROR, NULL,
-                           "The server could not answer the request.");
-
-    level = (ctx->error.status >= 500) ? NGX_LOG_ERR : NGX_LOG_INFO;
-
-    ngx_log_error(level, r->connection->log, 0, "llm: %V",
-                  &ctx->error.message);
-
-    if (!r->header_sent) {
-        ngx_http_llm_finalize(ctx, ctx->error.status);
-        return;
-    }
-
-    ngx_http_llm_sse_begin(&ctx->out);
-    ngx_http_llm_error_write(&ctx->out, &ctx->error);
-    ngx_http_llm_sse_end(&ctx->out);
-    ngx_http_llm_sse_done(&ctx->out);
-
-    ngx_http_llm_finalize(ctx, ngx_http_llm_out_send(r, &ctx->out, 1));
-}
-
-
-static void
-ngx_http_llm_finalize(ngx_http_llm_ctx_t *ctx, ngx_int_t rc)
-{
-    ngx_http_request_t  *r;
-
-    r = ctx->request;
-
-    ngx_http_llm_release(ctx);
-
-    /* error_page may send the request on to another handler */
-
-    r->read_event_handler = ngx_http_block_reading;
-
-    ngx_http_finalize_request(r, rc);
-}
-
-
-/* lets go of all seats and timers, once */
-
-static void
-ngx_http_llm_release(ngx_http_llm_ctx_t *ctx)
-{
-    ngx_uint_t              i;
-    ngx_connection_t       *c;
-    ngx_http_llm_choice_t  *choice;
-
-    if (ctx->released) {
-        return;
-    }
-
-    ctx->released = 1;
-
-    for (i = 0; i < ctx->n_choices; i++) {
-        choice = &ctx->choices[i];
-
-        if (choice->seat != -1) {
-            ngx_http_llm_ring_drop(ctx->ring, choice->seat);
-            choice->seat = -1;
-        }
-    }
-
-    if (ctx->ping.timer_set) {
-        ngx_del_timer(&ctx->ping);
-    }
-
-    c = ctx->request->connection;
-
-    if (c->read->timer_set) {
-        ngx_del_timer(c->read);
-    }
-
-    if (c->write->timer_set && !c->write->delayed) {
-        ngx_del_timer(c->write);
-    }
-}
-
-
-static void
-ngx_http_llm_cleanup(void *data)
-{
-    ngx_http_llm_release(data);
-}
-
-
 /* --- events of the connection --- */
 
 
@@ -642,7 +456,7 @@ ngx_http_llm_read_handler(ngx_http_request_t *r)
                            NULL, "The engine did not answer in time.");
     ctx->error.code = "timeout";
 
-    ngx_http_llm_fail(ctx);
+    ngx_http_llm_client_fail(ctx);
 }
 
 
@@ -662,7 +476,7 @@ ngx_http_llm_write_handler(ngx_http_request_t *r)
                       "client timed out");
         r->connection->timedout = 1;
 
-        ngx_http_llm_finalize(ctx, NGX_HTTP_REQUEST_TIME_OUT);
+        ngx_http_llm_client_finalize(ctx, NGX_HTTP_REQUEST_TIME_OUT);
         return;
     }
 
@@ -674,14 +488,14 @@ ngx_http_llm_write_handler(ngx_http_request_t *r)
 
     if (wev->delayed) {
         if (ngx_handle_write_event(wev, clcf->send_lowat) != NGX_OK) {
-            ngx_http_llm_finalize(ctx, NGX_ERROR);
+            ngx_http_llm_client_finalize(ctx, NGX_ERROR);
         }
 
         return;
     }
 
     if (ngx_http_output_filter(r, NULL) == NGX_ERROR) {
-        ngx_http_llm_finalize(ctx, NGX_ERROR);
+        ngx_http_llm_client_finalize(ctx, NGX_ERROR);
         return;
     }
 
@@ -691,8 +505,8 @@ ngx_http_llm_write_handler(ngx_http_request_t *r)
         ngx_del_timer(wev);
     }
 
-    if (ngx_http_llm_flush(ctx) != NGX_OK) {
-        ngx_http_llm_finalize(ctx, NGX_ERROR);
+    if (ngx_http_llm_client_flush(ctx) != NGX_OK) {
+        ngx_http_llm_client_finalize(ctx, NGX_ERROR);
         return;
     }
 
@@ -729,16 +543,16 @@ ngx_http_llm_ping_handler(ngx_event_t *ev)
         return;
     }
 
-    if (ngx_http_llm_stream_header(ctx) != NGX_OK) {
-        ngx_http_llm_finalize(ctx, NGX_ERROR);
+    if (ngx_http_llm_client_header(ctx) != NGX_OK) {
+        ngx_http_llm_client_finalize(ctx, NGX_ERROR);
         ngx_http_run_posted_requests(c);
         return;
     }
 
     ngx_http_llm_sse_comment(&ctx->out);
 
-    if (ngx_http_llm_flush(ctx) != NGX_OK) {
-        ngx_http_llm_finalize(ctx, NGX_ERROR);
+    if (ngx_http_llm_client_flush(ctx) != NGX_OK) {
+        ngx_http_llm_client_finalize(ctx, NGX_ERROR);
 
     } else {
         ngx_add_timer(ev, term);

@@ -34,6 +34,8 @@
 
 static void ngx_http_llm_launch_wait(ngx_cycle_t *cycle,
     ngx_http_llm_gen_t *gen);
+static void ngx_http_llm_launch_sleep(ngx_cycle_t *cycle,
+    ngx_uint_t seconds);
 static void ngx_http_llm_launch_log(ngx_cycle_t *cycle,
     ngx_http_llm_gen_t *gen);
 static void ngx_http_llm_launch_fail(ngx_http_llm_gen_t *gen,
@@ -132,12 +134,9 @@ ngx_http_llm_launch(ngx_cycle_t *cycle, void *data)
 static void
 ngx_http_llm_launch_wait(ngx_cycle_t *cycle, ngx_http_llm_gen_t *gen)
 {
-    uint64_t                now, until;
-    ngx_int_t               rc;
+    uint64_t                now;
     ngx_uint_t              i, delay;
-    ngx_channel_t           ch;
     llm_header_t           *header;
-    struct pollfd           pfd;
     ngx_http_llm_launch_t  *launch;
 
     header = gen->shm.header;
@@ -173,9 +172,27 @@ ngx_http_llm_launch_wait(ngx_cycle_t *cycle, ngx_http_llm_gen_t *gen)
         ngx_log_error(NGX_LOG_ERR, cycle->log, 0,
                       "llm: engine died young %uD times, "
                       "starting it again in %ui s", launch->quick, delay);
+
+        ngx_http_llm_launch_sleep(cycle, delay);
     }
 
-    until = now + (uint64_t) delay * 1000000000;
+    launch->started_ns = ngx_http_llm_now();
+
+    atomic_store(&launch->pid, ngx_pid);
+    atomic_store(&header->state, LLM_ENGINE_LOADING);
+}
+
+
+static void
+ngx_http_llm_launch_sleep(ngx_cycle_t *cycle, ngx_uint_t seconds)
+{
+    uint64_t       now, until;
+    ngx_int_t      rc;
+    ngx_channel_t  ch;
+    struct pollfd  pfd;
+
+    now = ngx_http_llm_now();
+    until = now + (uint64_t) seconds * 1000000000;
 
     pfd.fd = ngx_processes[ngx_process_slot].channel[1];
     pfd.events = POLLIN;
@@ -204,11 +221,6 @@ ngx_http_llm_launch_wait(ngx_cycle_t *cycle, ngx_http_llm_gen_t *gen)
 
         now = ngx_http_llm_now();
     }
-
-    launch->started_ns = now;
-
-    atomic_store(&launch->pid, ngx_pid);
-    atomic_store(&header->state, LLM_ENGINE_LOADING);
 }
 
 

@@ -1,10 +1,12 @@
 /*
  * The module: its directives, and where it hooks into nginx.  The checks of
- * the directives are in ngx_http_llm_conf.c, requests begin in
- * ngx_http_llm_handler.c, the engine process in ngx_http_llm_process.c.
+ * the directives are in ngx_http_llm_block.c and ngx_http_llm_conf.c, requests
+ * begin in ngx_http_llm_handler.c, the engine process in
+ * ngx_http_llm_process.c.
  */
 
 #include "ngx_module/ngx_http_llm_module.h"
+#include "ngx_module/ngx_http_llm_block.h"
 #include "ngx_module/ngx_http_llm_conf.h"
 #include "ngx_module/ngx_http_llm_error.h"
 #include "ngx_module/ngx_http_llm_process.h"
@@ -31,7 +33,7 @@ static ngx_command_t  ngx_http_llm_commands[] = {
 
     { ngx_string("llm_engine"),
       NGX_HTTP_MAIN_CONF|NGX_CONF_BLOCK|NGX_CONF_TAKE1,
-      ngx_http_llm_conf_engine,
+      ngx_http_llm_block,
       NGX_HTTP_MAIN_CONF_OFFSET,
       0,
       NULL },

@@ -1,6 +1,6 @@
 /*
  * Fields of a request that more than one endpoint takes: one table of types,
- * ranges and defaults, and the lists (stop strings, stop tokens, biases).
+ * ranges and defaults.
  */
 
 #ifndef NGX_HTTP_LLM_PARAMS_H
@@ -21,14 +21,6 @@
  * it takes.  NGX_ERROR with ctx->error set. */
 ngx_int_t ngx_http_llm_params_parse(ngx_http_llm_ctx_t *ctx,
     const cJSON *root, ngx_uint_t which);
-
-/* Array of whole numbers in [0, vocabulary) → int32 ids in the pool. */
-ngx_int_t ngx_http_llm_params_tokens(ngx_http_llm_ctx_t *ctx,
-    const cJSON *array, const char *param, ngx_str_t *ids);
-
-/* Refuses, with 400, fields whose effect would silently be missing. */
-ngx_int_t ngx_http_llm_params_refuse(ngx_http_llm_ctx_t *ctx,
-    const cJSON *root);
 
 /* Records a 400 that names the field. */
 #define ngx_http_llm_bad(ctx, param, ...)                                    \

@@ -87,6 +87,12 @@ void ngx_http_llm_ring_space(ngx_http_llm_ring_t *ring, ngx_uint_t seat);
 const int32_t *ngx_http_llm_ring_log(ngx_http_llm_ring_t *ring,
     ngx_uint_t seat, uint32_t *n);
 
+/* Back to the free list: the engine has acknowledged, or is gone. */
+void ngx_http_llm_ring_give(ngx_http_llm_ring_t *ring, ngx_uint_t seat);
+
+/* No more requests; closed when the last seat is free. */
+void ngx_http_llm_ring_leave(ngx_http_llm_ring_t *ring);
+
 /* The owner lets go; what still runs is canceled. */
 void ngx_http_llm_ring_drop(ngx_http_llm_ring_t *ring, ngx_uint_t seat);
 

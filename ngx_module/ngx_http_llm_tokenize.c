@@ -5,6 +5,7 @@
 
 #include "ngx_module/ngx_http_llm_tokenize.h"
 #include "ngx_module/ngx_http_llm_messages.h"
+#include "ngx_module/ngx_http_llm_list.h"
 #include "ngx_module/ngx_http_llm_params.h"
 
 
@@ -83,7 +84,7 @@ ngx_http_llm_detokenize_parse(ngx_http_llm_ctx_t *ctx, const cJSON *root)
     /* nothing is cut out of what the client wrote itself */
     ctx->query.flags |= LLM_F_KEEP_SPECIAL;
 
-    return ngx_http_llm_params_tokens(ctx, tokens, "tokens", &prompt->data);
+    return ngx_http_llm_list_tokens(ctx, tokens, "tokens", &prompt->data);
 }
 
 

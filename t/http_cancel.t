@@ -14,7 +14,7 @@ use Time::HiRes qw(sleep time);
 plan skip_all => 'LLM_TEST_MODEL is not set' unless $ENV{LLM_TEST_MODEL};
 
 my $t = LLM::Test->new(engine => 'max_num_seqs 4;',
-    listen => 'sndbuf=4k', server => 'send_timeout 3s;')->start;
+    listen => 'sndbuf=4k', server => 'send_timeout 5s;')->start;
 my $uri = '/v1/completions';
 my %long = (prompt => 'Once upon a time', max_tokens => 4000,
     ignore_eos => \1);
@@ -51,7 +51,7 @@ $t->idle_ok('a long prompt that was left frees its pages');
 
 # --- a client that does not read parks only itself ---
 
-my $slow = $t->stream($uri, { %long, logprobs => 5 }, rcvbuf => 2048);
+my $slow = $t->stream($uri, { %long, logprobs => 20 }, rcvbuf => 2048);
 $slow->next_event;
 ok wait_for(sub { ($t->metric('llm_requests_parked') // 0) == 1 }, 60),
     'a slow reader is parked' or diag $t->get('/metrics')->{body};

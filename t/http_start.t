@@ -13,6 +13,7 @@ use Test::More;
 my $python = $ENV{LLM_TEST_PYTHON} || 'python3';
 my $make = "$FindBin::Bin/tools/gguf_make.py";
 my $dir = File::Temp::tempdir(CLEANUP => 1);
+chmod 0755, $dir;
 
 sub make_model {
     my ($name, @options) = @_;

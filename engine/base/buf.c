@@ -60,9 +60,9 @@ buf_room(buf_t *buf, size_t more)
 void
 buf_add(buf_t *buf, const void *bytes, size_t len)
 {
-    char *p = buf_room(buf, len);
+    char *p = len > 0 ? buf_room(buf, len) : NULL;
 
-    if (p != NULL && len > 0) {
+    if (p != NULL) {
         memcpy(p, bytes, len);
         buf->len += len;
     }

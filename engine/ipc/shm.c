@@ -46,6 +46,7 @@ _Static_assert(ATOMIC_INT_LOCK_FREE == 2 && ATOMIC_LLONG_LOCK_FREE == 2,
 static int fail(char *err, size_t err_len, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
+
 static int
 fail(char *err, size_t err_len, const char *format, ...)
 {

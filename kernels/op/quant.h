@@ -32,9 +32,9 @@ void op_block_unpack(op_dtype_t dtype, const void *block, op_block_t *out);
 /* n values of any dtype as f32 (n a multiple of the block). */
 void op_dequant_row(op_dtype_t dtype, const void *row, float *out, int64_t n);
 
-/* n finite f32 values into a quantised or half format, round to nearest, the plain
- * rule of each format; F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 only.  0, or -1
- * for another type.  For tests and tools. */
+/* n finite f32 values into a quantised or half format, round to nearest, the
+ * plain rule of each format; F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 only.  0,
+ * or -1 for another type.  For tests and tools. */
 int op_quant_row(op_dtype_t dtype, const float *x, void *row, int64_t n);
 
 #endif /* KERNELS_OP_QUANT_H */

@@ -36,7 +36,7 @@ typedef struct {
 /* "Q4_1"; NULL for a type this project does not read. */
 const char *op_dtype_name(int dtype);
 
-/* Values per block (1, 32 or 256) and bytes per block; 0 for an unknown type. */
+/* Values per block (1, 32 or 256) and its bytes; 0 for an unknown type. */
 int op_dtype_block(int dtype);
 int op_dtype_bytes(int dtype);
 

@@ -75,12 +75,18 @@ int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static const char *const keys[] = {
-        "general.architecture",       "general.name",
-        "general.alignment",          "llama.block_count",
-        "llama.rope.freq_base",       "llama.rope.scaling.factor",
-        "tokenizer.ggml.tokens",      "tokenizer.ggml.token_type",
-        "tokenizer.ggml.merges",      "tokenizer.ggml.bos_token_id",
-        "tokenizer.ggml.add_bos_token", "tokenizer.chat_template",
+        "general.architecture",
+        "general.name",
+        "general.alignment",
+        "llama.block_count",
+        "llama.rope.freq_base",
+        "llama.rope.scaling.factor",
+        "tokenizer.ggml.tokens",
+        "tokenizer.ggml.token_type",
+        "tokenizer.ggml.merges",
+        "tokenizer.ggml.bos_token_id",
+        "tokenizer.ggml.add_bos_token",
+        "tokenizer.chat_template",
     };
     gguf_t *gguf;
     model_config_t config;
@@ -105,7 +111,8 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
     if (model_config_read(gguf, &config, &err) == LLM_OK
         && (config.n_heads % config.n_kv_heads != 0 || config.n_vocab < 1
-            || config.rot_dim > config.head_dim)) {
+            || config.rot_dim > config.head_dim))
+    {
         abort();
     }
 

@@ -54,7 +54,8 @@ emit(const char *path, const float *logits, int n, int n_vocab)
     const size_t count = (size_t) n * (size_t) n_vocab;
 
     if (f == NULL || fwrite(logits, sizeof(float), count, f) != count
-        || fclose(f) != 0) {
+        || fclose(f) != 0)
+    {
         perror(path);
         return 1;
     }

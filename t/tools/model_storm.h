@@ -14,8 +14,8 @@
 enum { STORM_SEQS = 4 };
 
 typedef struct {
-    int n[STORM_SEQS];        /* tokens */
-    int done[STORM_SEQS];     /* of them run in this round */
+    int n[STORM_SEQS];    /* tokens */
+    int done[STORM_SEQS]; /* of them run in this round */
     int32_t *tokens[STORM_SEQS];
     int32_t *table[STORM_SEQS]; /* parts of one shuffled pool */
     float *alone[STORM_SEQS];
@@ -96,9 +96,11 @@ storm_step(storm_t *s, run_t *run, int max_rows, char *why)
     for (int i = 0; i < n; i++) {
         if (memcmp(logits + (size_t) i * v,
                    s->alone[who[i]] + (size_t) pos[i] * v, v * sizeof(float))
-            != 0) {
-            snprintf(why, 200, "sequence %d, position %d, in a batch of %d rows",
-                     who[i], pos[i], n);
+            != 0)
+        {
+            snprintf(why, 200,
+                     "sequence %d, position %d, in a batch of %d rows", who[i],
+                     pos[i], n);
             return -1;
         }
     }
@@ -119,8 +121,8 @@ storm_alone(storm_t *s, run_t *run, int n_pages, int max_rows)
 
     for (int q = 0; q < STORM_SEQS; q++) {
         s->tokens[q] = malloc((size_t) s->n[q] * sizeof(int32_t));
-        s->alone[q] = malloc((size_t) s->n[q] * (size_t) run->n_vocab
-                             * sizeof(float));
+        s->alone[q] =
+            malloc((size_t) s->n[q] * (size_t) run->n_vocab * sizeof(float));
         for (int i = 0; i < s->n[q]; i++) {
             s->tokens[q][i] =
                 (int32_t) storm_random(s, (uint32_t) run->n_vocab);

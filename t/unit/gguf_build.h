@@ -332,10 +332,14 @@ tiny_build(build_t *b, const tiny_t *t)
             int n_in;
             int n_out; /* 0: a vector */
         } rows[] = {
-            { "attn_norm", t->n_embd, 0 },    { "ffn_norm", t->n_embd, 0 },
-            { "attn_q", t->n_embd, n_q },     { "attn_k", t->n_embd, n_kv },
-            { "attn_v", t->n_embd, n_kv },    { "attn_output", n_q, t->n_embd },
-            { "ffn_gate", t->n_embd, t->n_ff }, { "ffn_up", t->n_embd, t->n_ff },
+            { "attn_norm", t->n_embd, 0 },
+            { "ffn_norm", t->n_embd, 0 },
+            { "attn_q", t->n_embd, n_q },
+            { "attn_k", t->n_embd, n_kv },
+            { "attn_v", t->n_embd, n_kv },
+            { "attn_output", n_q, t->n_embd },
+            { "ffn_gate", t->n_embd, t->n_ff },
+            { "ffn_up", t->n_embd, t->n_ff },
             { "ffn_down", t->n_ff, t->n_embd },
         };
 

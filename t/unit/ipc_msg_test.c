@@ -30,6 +30,7 @@ static const llm_params_t defaults = {
     .seed = 0x0123456789abcdefull,
 };
 
+
 /* Decodes a copy of exact size; *req stays valid until the next call. */
 static int
 decode(const void *area, uint32_t len, const llm_request_t **req,
