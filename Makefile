@@ -10,6 +10,7 @@ BUILD  ?= build$(if $(SAN),-$(SAN))
 PREFIX ?= /usr
 NGINX_SRC ?= /usr/share/nginx/src
 
+Q      := $(if $(V),,@)# make V=1 shows the commands
 ARCH   := $(shell uname -m)
 PKGS   := libcjson libpcre2-8 libutf8proc libxxhash
 WARN   := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wpointer-arith -Wvla \
@@ -56,7 +57,7 @@ clean:
 	rm -rf build build-*
 
 $(BUILD)/llm-engine: $(call objs,$(ENGINE_SRC) $(KERNEL_SRC))
-	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
 
 # kernels want -O3; each instruction set has flags of its own.  Nobody reads
 # the floating-point exception flags, and keeping them stops vectorising.
@@ -72,7 +73,8 @@ endif
 
 $(BUILD)/%.o: %.c Makefile
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
+	@echo "  cc $<"
+	$(Q)$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
 
 # --- tests: a unit test links only what its folder may use ---
 
@@ -107,17 +109,17 @@ unit_name = $(firstword $(subst _, ,$(notdir $(1))))
 $(BUILD)/t/unit/%_test: $(BUILD)/t/unit/%_test.o \
         $$(call folder,$$(LINK_$$(call unit_name,$$*))) \
         $$(ROOT_$$(call unit_name,$$*))
-	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS) -lcmocka
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS) -lcmocka
 
 $(filter %_test,$(OPS)): $(BUILD)/t/ops/%_test: $(BUILD)/t/ops/%_test.o \
         $$(call folder,$(LINK_op)) $$(call folder,t/ops/lib)
-	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS) -lcmocka
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS) -lcmocka
 
 $(BUILD)/t/ops/%: $(BUILD)/t/ops/%.o $$(call folder,$(LINK_op))
-	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
 
 $(BUILD)/t/tools/%: $(BUILD)/t/tools/%.o $$(call folder,$(LINK_model))
-	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
 
 # fuzz targets are built by clang in their own folder: make fuzz
 # CC=clang BUILD=build-fuzz SAN=fuzzer-no-link,address,undefined
@@ -126,6 +128,6 @@ FUZZ_model := engine/model engine/base kernels/op
 
 $(BUILD)/t/fuzz/%_fuzz: $(BUILD)/t/fuzz/%_fuzz.o \
         $$(call folder,$$(or $$(FUZZ_$$*),$$(LINK_$$(call unit_name,$$*))))
-	$(CC) $(LDFLAGS) -fsanitize=fuzzer -o $@ $^ $(LIBS)
+	$(Q)$(CC) $(LDFLAGS) -fsanitize=fuzzer -o $@ $^ $(LIBS)
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

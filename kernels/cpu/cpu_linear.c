@@ -57,6 +57,7 @@ typedef struct {
     int n_threads;
     act_buffer_t shared;
     act_buffer_t *own; /* [n_threads] */
+    float *left;       /* [n_threads][max_in]: a row's rest, for OP_FINE */
 } linear_t;
 
 struct op_weight_s {
@@ -108,6 +109,8 @@ act_buffers_free(op_dev_t *dev, linear_t *lin)
 
     free(lin->own);
     lin->own = NULL;
+    free(lin->left);
+    lin->left = NULL;
 }
 
 
@@ -128,9 +131,10 @@ cpu_linear_prepare(op_dev_t *dev, const op_limits_t *limits)
     lin->max_in = limits->max_in;
     lin->n_threads = cpu_pool_threads(dev->pool);
     lin->own = calloc((size_t) lin->n_threads, sizeof(act_buffer_t));
+    lin->left = calloc((size_t) lin->n_threads * blocks, 32 * sizeof(float));
     rows = (rows + CPU_TILE - 1) / CPU_TILE * CPU_TILE;
 
-    if (lin->own == NULL
+    if (lin->own == NULL || lin->left == NULL
         || act_buffer_create(dev, &lin->shared, rows * blocks) != 0)
     {
         return -1;
@@ -447,6 +451,7 @@ typedef struct {
     int ldy;
     int rows;
     int mode;
+    int left;      /* the product of what quantising left over */
     int own;       /* each thread quantises for itself */
     cpu_act_t act; /* when it does not */
 } linear_job_t;
@@ -467,12 +472,41 @@ act_bind(cpu_act_t *act, const act_buffer_t *buffer, int rows, int n_in)
 }
 
 
+/* What the quantised row is short of x. */
 static void
-quantise_rows(const linear_job_t *job, const cpu_act_t *act, int from, int to)
+left_over(const cpu_act_t *act, int row, const float *x, float *left)
 {
-    for (int r = from; r < to; r++) {
-        job->table->quantise(job->x + (size_t) r * (size_t) job->w->n_in, act,
-                             r);
+    const size_t at = cpu_act_at(act, row);
+
+    for (int b = 0; b < act->n_blocks; b++) {
+        const size_t entry = at + (size_t) b * (size_t) act->tile;
+        const int8_t *q = act->q + entry * 32;
+        const float d = act->d[entry];
+
+        for (int i = 0; i < 32; i++) {
+            left[b * 32 + i] = x[b * 32 + i] - d * (float) q[i];
+        }
+    }
+}
+
+
+static void
+quantise_rows(const linear_job_t *job, const cpu_act_t *act, int thread,
+              const int span[2])
+{
+    float *left =
+        job->lin->left
+        + (size_t) thread * (((size_t) job->lin->max_in + 31) / 32 * 32);
+
+    for (int r = span[0]; r < span[1]; r++) {
+        const float *x = job->x + (size_t) r * (size_t) job->w->n_in;
+
+        job->table->quantise(x, act, r);
+
+        if (job->left) {
+            left_over(act, r, x, left);
+            job->table->quantise(left, act, r);
+        }
     }
 }
 
@@ -481,10 +515,10 @@ static void
 quantise_run(void *arg, int thread, int n_threads)
 {
     const linear_job_t *job = arg;
-    int from, to;
+    int span[2];
 
-    cpu_pool_share(job->rows, 1, thread, n_threads, &from, &to);
-    quantise_rows(job, &job->act, from, to);
+    cpu_pool_share(job->rows, 1, thread, n_threads, &span[0], &span[1]);
+    quantise_rows(job, &job->act, thread, span);
 }
 
 
@@ -497,8 +531,10 @@ linear_run(void *arg, int thread, int n_threads)
     int chunk = CHUNK_VALUES / w->n_in / CPU_TILE * CPU_TILE;
 
     if (job->own) {
+        const int span[2] = { 0, job->rows };
+
         act_bind(&act, &job->lin->own[thread], job->rows, w->n_in);
-        quantise_rows(job, &act, 0, job->rows);
+        quantise_rows(job, &act, thread, span);
     }
 
     chunk = chunk < CPU_TILE ? CPU_TILE : chunk;
@@ -507,8 +543,12 @@ linear_run(void *arg, int thread, int n_threads)
         const cpu_segment_t *seg = &w->segments[i];
         cpu_dot_t dot = { seg,      &act,
                           job->x,   job->y + seg->first_out,
-                          job->ldy, job->mode == OP_ADD };
+                          job->ldy, job->left || (job->mode & OP_ADD) };
         cpu_range_t range;
+
+        if (job->left && lay_is_float((int) seg->layout)) {
+            continue; /* nothing was left over */
+        }
 
         cpu_pool_share(seg->n_groups, 1, thread, n_threads, &range.group,
                        &range.group_end);
@@ -538,6 +578,18 @@ dot_table(int isa)
 }
 
 
+static void
+linear_pass(op_dev_t *dev, linear_job_t *job)
+{
+    if (job->w->has_quantised && !job->own) {
+        act_bind(&job->act, &job->lin->shared, job->rows, job->w->n_in);
+        cpu_pool_run(dev->pool, quantise_run, job);
+    }
+
+    cpu_pool_run(dev->pool, linear_run, job);
+}
+
+
 void
 cpu_linear(op_dev_t *dev, float *y, int ldy, const float *x, int rows,
            const op_weight_t *w, int mode)
@@ -561,12 +613,12 @@ cpu_linear(op_dev_t *dev, float *y, int ldy, const float *x, int rows,
                && w->n_in <= lin->max_in);
 
         job.own = rows == 1 || (int64_t) rows * w->n_in <= OWN_VALUES;
-
-        if (!job.own) {
-            act_bind(&job.act, &lin->shared, rows, w->n_in);
-            cpu_pool_run(dev->pool, quantise_run, &job);
-        }
     }
 
-    cpu_pool_run(dev->pool, linear_run, &job);
+    linear_pass(dev, &job);
+
+    if ((mode & OP_FINE) && w->has_quantised) {
+        job.left = 1;
+        linear_pass(dev, &job);
+    }
 }

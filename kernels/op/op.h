@@ -85,7 +85,8 @@ enum {
     OP_ROPE_HALVES = 1 /* rotate (i, i + rot/2): NeoX order */
 };
 
-enum { OP_SET = 0, OP_ADD = 1 };
+/* Modes of linear(); OP_FINE may be added to either. */
+enum { OP_SET = 0, OP_ADD = 1, OP_FINE = 2 };
 
 typedef struct {
     const char *name;
@@ -136,10 +137,13 @@ typedef struct {
      * and per output acc = fmaf((float) dot, d_w * d_x, acc), blocks
      * ascending; minima likewise in an accumulator of their own,
      * min = fmaf(m_w, d_x * sum(q), min); y = acc + min (cpu_study.md §2).
+     * OP_FINE: what quantising x left over, r = x − d_x * q (a product and a
+     * difference, each rounded), is quantised by the same rule, and its
+     * product is added as by OP_ADD.  For inputs with large outliers.
      * F32, F16, BF16 W: acc = fmaf(w, x, acc), inputs ascending.
      * ref computes in double over dequantised weights and unquantised x: the
      * relative RMS error of a row against it is ≤ 1.5e-2 for quantised
-     * weights, ≤ 1e-5 for float ones. */
+     * weights (1.5e-4 with OP_FINE), ≤ 1e-5 for float ones. */
     void (*linear)(op_dev_t *dev, float *y, int ldy, const float *x, int rows,
                    const op_weight_t *w, int mode);
 

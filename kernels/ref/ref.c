@@ -305,7 +305,7 @@ ref_linear(op_dev_t *dev, float *y, int ldy, const float *x, int rows,
                 sum += (double) w->row[i] * xr[i];
             }
 
-            *to = mode == OP_ADD ? *to + (float) sum : (float) sum;
+            *to = (mode & OP_ADD) ? *to + (float) sum : (float) sum;
         }
     }
 }

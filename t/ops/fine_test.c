@@ -1,0 +1,169 @@
+/*
+ * linear() with OP_FINE: the product of the quantised inputs, plus the product
+ * of what quantising left over; bit for bit on every instruction set, number
+ * of threads and rows, and near the oracle.
+ */
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "t/ops/lib/linear.h"
+
+enum { WIDE = 512, N_OUT = 37 };
+
+
+/* x less its quantised self, by the rule of op.h. */
+static void
+rest_of(const float *x, float *rest, int n)
+{
+    for (int b = 0; b < n; b += 32) {
+        float top = 0.0f;
+
+        for (int i = 0; i < 32; i++) {
+            top = fmaxf(top, fabsf(x[b + i]));
+        }
+
+        const float d = top / 127.0f;
+
+        for (int i = 0; i < 32; i++) {
+            const float q = d > 0.0f ? nearbyintf(x[b + i] / d) : 0.0f;
+            const volatile float whole = d * q; /* rounded before use */
+
+            rest[b + i] = x[b + i] - whole;
+        }
+    }
+}
+
+
+static void
+fine_is_two_products(void **state)
+{
+    static const int counts[] = { 1, 3, 17, 33, 130 };
+    float rest[WIDE];
+
+    (void) state;
+
+    for (int t = 0; t < N_DTYPES; t++) {
+        op_tensor_t tensor = random_tensor(dtypes[t], WIDE, N_OUT);
+        const bool quantised = op_dtype_block((int) dtypes[t]) > 1;
+
+        for (int c = 0; c < 5; c++) {
+            const int rows = counts[c];
+            float *x = random_rows(rows, WIDE);
+            float *want = take(sizeof(float) * (size_t) (rows * N_OUT));
+            float *y = take(sizeof(float) * (size_t) (rows * N_OUT));
+            float *added = take(sizeof(float) * (size_t) (rows * N_OUT));
+
+            for (int r = 0; r < rows; r++) {
+                rest_of(x + r * WIDE, rest, WIDE);
+
+                for (int o = 0; o < N_OUT; o++) {
+                    float *w = &want[r * N_OUT + o];
+
+                    *w = expected(&tensor, o, x + r * WIDE);
+                    *w += quantised ? expected(&tensor, o, rest) : 0.0f;
+                }
+            }
+
+            for (int k = 0; k < n_devices; k++) {
+                const device_t *d = &devices[k];
+                op_weight_t *w = make_weight(d, &tensor, 1);
+
+                d->ops->linear(d->dev, y, N_OUT, x, rows, w, OP_SET | OP_FINE);
+                check_same(want, y, rows * N_OUT, "fine", (int) dtypes[t]);
+
+                memset(added, 0, sizeof(float) * (size_t) (rows * N_OUT));
+                d->ops->linear(d->dev, added, N_OUT, x, rows, w,
+                               OP_ADD | OP_FINE);
+                check_same(want, added, rows * N_OUT, "fine, added",
+                           (int) dtypes[t]);
+                d->ops->weight_free(d->dev, w);
+            }
+
+            free(added);
+            free(y);
+            free(want);
+            free(x);
+        }
+
+        free((void *) tensor.data);
+    }
+}
+
+
+static void
+fine_is_near_the_oracle(void **state)
+{
+    enum { ROWS = 10, OUTS = 300 };
+    float *w_rows = random_rows(OUTS, WIDE);
+    uint8_t *data = take(op_row_bytes(OP_Q8_0, WIDE) * OUTS);
+    const op_tensor_t tensor = { data, OP_Q8_0, WIDE, OUTS };
+    float *x = random_rows(ROWS, WIDE);
+    float *y = take(sizeof(float) * ROWS * OUTS);
+    float *want = take(sizeof(float) * ROWS * OUTS);
+
+    (void) state;
+
+    op_quant_row(OP_Q8_0, w_rows, data, (int64_t) OUTS * WIDE);
+
+    op_weight_t *w = make_weight(&devices[0], &tensor, 1);
+    op_weight_t *w_ref = make_weight(&ref, &tensor, 1);
+
+    devices[0].ops->linear(devices[0].dev, y, OUTS, x, ROWS, w,
+                           OP_SET | OP_FINE);
+    ref.ops->linear(ref.dev, want, OUTS, x, ROWS, w_ref, OP_SET | OP_FINE);
+
+    for (int r = 0; r < ROWS; r++) {
+        double error = 0.0, norm = 0.0;
+
+        for (int o = r * OUTS; o < (r + 1) * OUTS; o++) {
+            error += ((double) y[o] - want[o]) * ((double) y[o] - want[o]);
+            norm += (double) want[o] * want[o];
+        }
+
+        if (!(sqrt(error / norm) <= 1.5e-4)) {
+            fail_msg("row %d: error %g (seed %llu)", r, sqrt(error / norm),
+                     (unsigned long long) seed);
+        }
+    }
+
+    devices[0].ops->weight_free(devices[0].dev, w);
+    ref.ops->weight_free(ref.dev, w_ref);
+    free(want);
+    free(y);
+    free(x);
+    free(data);
+    free(w_rows);
+}
+
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(fine_is_two_products),
+        cmocka_unit_test(fine_is_near_the_oracle),
+    };
+
+    cmocka_set_message_output(CM_OUTPUT_TAP);
+
+    if (open_devices() != 0) {
+        printf("1..0 # SKIP no device\n");
+        return 0;
+    }
+
+    const int rc = cmocka_run_group_tests(tests, NULL, NULL);
+
+    close_devices();
+
+    return rc;
+}
