@@ -121,6 +121,14 @@ $(BUILD)/t/ops/%: $(BUILD)/t/ops/%.o $$(call folder,$(LINK_op))
 $(BUILD)/t/tools/%: $(BUILD)/t/tools/%.o $$(call folder,$(LINK_model))
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
 
+# the JSON entry is the module's: it wants nginx's headers, configured before
+$(BUILD)/t/fuzz/json_fuzz: t/fuzz/json_fuzz.c ngx_module/ngx_http_llm_json.c
+	@mkdir -p $(@D)
+	@echo "  cc $<"
+	$(Q)$(CC) -D_GNU_SOURCE -g -O1 $(SANFLAGS) -fsanitize=fuzzer -I. \
+	    -Ibuild/nginx $(addprefix -I$(NGINX_SRC)/src/,core event event/modules \
+	    os/unix http http/modules http/v2) -o $@ $^ -lcjson -lm
+
 # fuzz targets are built by clang in their own folder: make fuzz
 # CC=clang BUILD=build-fuzz SAN=fuzzer-no-link,address,undefined
 # (FUZZ_model: parsing needs no backend, and clang takes minutes over one.)

@@ -112,14 +112,18 @@ PY
     touch "$MODEL.ok"
 }
 
-# build TARGET…: quiet unless it fails; its log is kept.
+# build TARGET…: counts the files it compiles; the whole log is kept.
 build() {
     local log=$STATE_DIR/build.log
 
     mkdir -p "$STATE_DIR"
     say "building: $*"
 
-    if ! make -C "$TOP" -j"$(nproc)" "$@" >"$log" 2>&1; then
+    if ! make -C "$TOP" -j"$(nproc)" "$@" 2>&1 | tee "$log" \
+        | awk -v tty="$([ -t 1 ] && echo 1)" '
+            /^  cc / { n++; if (tty) printf "\r   %d files compiled", n }
+            END { if (tty && n) print "" }'
+    then
         tail -n 40 "$log" >&2
         die "the build failed; the whole log is $log"
     fi

@@ -27,6 +27,8 @@ static void ngx_http_llm_json_cleanup(void *data);
 static ngx_int_t ngx_http_llm_json_scan(ngx_http_llm_json_scan_t *scan);
 static ngx_int_t ngx_http_llm_json_scan_string(
     ngx_http_llm_json_scan_t *scan);
+static ngx_uint_t ngx_http_llm_json_escaped(const u_char *p,
+    const u_char *end);
 static ngx_int_t ngx_http_llm_json_finite(const cJSON *item);
 
 
@@ -215,6 +217,38 @@ ngx_http_llm_json_scan(ngx_http_llm_json_scan_t *scan)
 }
 
 
+/* length of the escape sequence at p, 0 if it is none (RFC 8259, section 7).
+ * cJSON 1.7.15 takes \u with anything behind it, as zero. */
+
+static ngx_uint_t
+ngx_http_llm_json_escaped(const u_char *p, const u_char *end)
+{
+    ngx_uint_t  i;
+
+    if (end - p < 2) {
+        return 0;
+    }
+
+    if (p[1] != 'u') {
+        return p[1] && strchr("\"\\/bfnrt", p[1]) ? 2 : 0;
+    }
+
+    if (end - p < 6) {
+        return 0;
+    }
+
+    for (i = 2; i < 6; i++) {
+        if (!((p[i] >= '0' && p[i] <= '9') || (p[i] >= 'a' && p[i] <= 'f')
+              || (p[i] >= 'A' && p[i] <= 'F')))
+        {
+            return 0;
+        }
+    }
+
+    return 6;
+}
+
+
 static ngx_int_t
 ngx_http_llm_json_scan_string(ngx_http_llm_json_scan_t *scan)
 {
@@ -233,12 +267,19 @@ ngx_http_llm_json_scan_string(ngx_http_llm_json_scan_t *scan)
         }
 
         if (c == '\\') {
-            if (scan->end - p >= 6 && ngx_strncmp(p, "\\u0000", 6) == 0) {
+            n = ngx_http_llm_json_escaped(p, scan->end);
+
+            if (n == 0) {
+                scan->why = "a string contains an invalid escape";
+                return NGX_ERROR;
+            }
+
+            if (n == 6 && ngx_strncmp(p, "\\u0000", 6) == 0) {
                 scan->why = "a string contains \\u0000";
                 return NGX_ERROR;
             }
 
-            p += 2;
+            p += n;
             continue;
         }
 
