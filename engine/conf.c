@@ -60,6 +60,14 @@ engine_conf_init(engine_conf_t *conf)
 }
 
 
+/* strtol and strtoull would also take spaces, and strtoull a sign. */
+static bool
+begins_with_digit(const char *text)
+{
+    return text[0] >= '0' && text[0] <= '9';
+}
+
+
 /* "64M", "2G", "4096": bytes; false when it is none of these. */
 static bool
 parse_size(const char *text, uint64_t *bytes)
@@ -69,7 +77,7 @@ parse_size(const char *text, uint64_t *bytes)
     errno = 0;
     const unsigned long long n = strtoull(text, &end, 10);
 
-    if (end == text || errno != 0 || text[0] == '-') {
+    if (!begins_with_digit(text) || errno != 0 || n == 0) {
         return false;
     }
 
@@ -86,9 +94,13 @@ parse_size(const char *text, uint64_t *bytes)
         shift = 10 * (1 + (int) (unit - units) / 2);
     }
 
+    if (n > UINT64_MAX >> shift) {
+        return false;
+    }
+
     *bytes = (uint64_t) n << shift;
 
-    return *bytes >> shift == n && n > 0;
+    return true;
 }
 
 
@@ -102,6 +114,12 @@ conf_set_row(engine_conf_t *conf, const conf_row_t *row, const char *value,
 
     switch (row->kind) {
     case CONF_STR:
+        if (value[0] == '\0') {
+            return llm_err_set(err, LLM_BADREQ, row->key,
+                               "%s= is empty: give a value, or leave it out",
+                               row->key);
+        }
+
         *(const char **) (void *) place = value;
         return LLM_OK;
 
@@ -139,8 +157,9 @@ conf_set_row(engine_conf_t *conf, const conf_row_t *row, const char *value,
     errno = 0;
     n = strtol(value, &end, 10);
 
-    if (end == value || *end != '\0' || errno != 0 || n < row->min
-        || n > row->max) {
+    if (!begins_with_digit(value) || *end != '\0' || errno != 0 || n < row->min
+        || n > row->max)
+    {
         return llm_err_set(err, LLM_BADREQ, row->key,
                            "%s=%s: use a number from %ld to %ld%s", row->key,
                            value, row->min, row->max,

@@ -106,7 +106,6 @@ ngx_http_llm_ring_submit(ngx_http_llm_ring_t *ring, ngx_uint_t seat,
     slot->submit_ns = (uint64_t) ts.tv_sec * 1000000000 + ts.tv_nsec;
 
     atomic_store(&slot->cancel, 0);
-    atomic_exchange(&slot->notified, 0);
     atomic_exchange(&slot->want_space, 0);
     atomic_store(&slot->ticket, st->ticket);
 

@@ -179,8 +179,11 @@ sub test_conf {
     return ($? >> 8, $text);
 }
 
+# Options: no_wait (for the engine), global (directives for the main context
+# instead of "daemon off").  With "daemon on" the master is not our child.
 sub start {
     my ($self, %o) = @_;
+    my $global = $o{global} // 'daemon off;';
     my $pid = fork() // die $!;
 
     if (!$pid) {
@@ -188,8 +191,14 @@ sub start {
         open STDERR, '>>', "$self->{dir}/stderr.log";
         open STDOUT, '>>', "$self->{dir}/stderr.log";
         exec nginx(), $self->nginx_args('-g',
-            "daemon off; pid $self->{dir}/nginx.pid;")
+            "$global pid $self->{dir}/nginx.pid;")
             or POSIX::_exit(127);
+    }
+
+    if ($global =~ /daemon on/) {
+        waitpid $pid, 0;
+        $pid = wait_for(sub { $self->pid_file }, 10)
+            or die 'no pid file: ' . $self->log . $self->log('stderr.log');
     }
 
     $self->{pid} = $pid;
@@ -199,6 +208,21 @@ sub start {
     $self->ready unless $o{no_wait};
 
     return $self;
+}
+
+# The pid that nginx wrote down.
+sub pid_file {
+    my ($pid) = ($_[0]->log('nginx.pid') // '') =~ /^(\d+)$/m;
+    return $pid;
+}
+
+# Whether a process runs; one that only waits to be reaped does not.
+sub alive {
+    my ($pid) = @_;
+
+    open my $f, '<', "/proc/$pid/stat" or return 0;
+    my $line = <$f> // return 0;
+    return $line =~ /^\d+ \(.*\) [^ZX] / ? 1 : 0;
 }
 
 sub connects {
@@ -223,8 +247,12 @@ sub stop {
 
     return unless $self->{pid};
     kill $signal || 'QUIT', $self->{pid};
-    my $done = wait_for(sub { waitpid($self->{pid}, WNOHANG) ? \"$?" : 0 },
-        20);
+    my $done = wait_for(sub {
+        my $r = waitpid $self->{pid}, WNOHANG;
+
+        # -1: a daemon, or the master of an upgrade, is no child of ours
+        return $r > 0 ? \"$?" : $r < 0 && !alive($self->{pid}) ? \'0' : 0;
+    }, 20);
     if (!$done) {
         kill 'KILL', $_ for $self->children, $self->{pid};
         waitpid $self->{pid}, 0;
@@ -313,18 +341,22 @@ sub idle_ok {
 
 # --- requests ---
 
-# Opens a request and returns at once: the test decides when to read.
+# Opens a request and returns at once: the test decides when to read.  Options:
+# headers, version, rcvbuf, port, on (a response whose connection is used
+# again), keep (the connection is kept open).
 sub open_request {
     my ($self, $method, $uri, $body, %o) = @_;
-    my $s = IO::Socket::INET->new(PeerAddr => "127.0.0.1:$self->{port}")
-        or die "connect: $!";
+    my $port = $o{port} // $self->{port};
+    my $s = $o{on} ? $o{on}{s}
+        : IO::Socket::INET->new(PeerAddr => "127.0.0.1:$port")
+        || die "connect: $!";
     my $version = $o{version} || '1.1';
 
     $body = json_encode($body) if ref $body;
     $s->setsockopt(SOL_SOCKET, SO_RCVBUF, $o{rcvbuf}) if $o{rcvbuf};
 
-    my $head = "$method $uri HTTP/$version\r\nHost: localhost\r\n"
-        . "Connection: close\r\n";
+    my $head = "$method $uri HTTP/$version\r\nHost: localhost\r\n";
+    $head .= "Connection: close\r\n" unless $o{keep};
     $head .= "$_\r\n" for @{ $o{headers} || [] };
     if (defined $body) {
         $head .= "Content-Type: application/json\r\n"
@@ -335,8 +367,8 @@ sub open_request {
     print $s $head, "\r\n", $body // '';
     $s->flush;
 
-    return bless { s => $s, raw => '', body => '', sse => '', events => [],
-        t0 => time }, 'LLM::Test::Response';
+    return LLM::Test::Response->new($s, $o{on} ? $o{on}{raw} : '',
+        $method eq 'HEAD');
 }
 
 sub get { my $t = shift; return $t->open_request(GET => @_)->finish }
@@ -368,6 +400,27 @@ package LLM::Test::Response;
 use strict;
 use warnings;
 use Time::HiRes qw(time);
+
+# On a connected socket, with what has been read of it already; head: there is
+# no body.
+sub new {
+    my ($class, $s, $raw, $head) = @_;
+
+    return bless { s => $s, raw => $raw // '', head => $head, body => '',
+        sse => '', events => [], t0 => time }, $class;
+}
+
+# The next response of the same connection.
+sub follow {
+    my ($r, $head) = @_;
+    my $next = LLM::Test::Response->new($r->{s}, $r->{raw}, $head);
+
+    $next->{eof} = $r->{eof};
+    $next->parse_head;
+    $next->parse_body if defined $next->{status};
+
+    return $next;
+}
 
 sub fill {
     my ($r, $seconds) = @_;
@@ -409,12 +462,15 @@ sub parse_body {
                 last;
             }
         }
+    } elsif ($r->{head} || $r->{status} == 204) {
+        $r->{complete} = 1;
+    } elsif (defined(my $length = $r->{headers}{'content-length'})) {
+        # what follows belongs to the next response
+        $new = substr $r->{raw}, 0, $length - length $r->{body}, '';
+        $r->{complete} = 1 if length($r->{body} . $new) >= $length;
     } else {
         ($new, $r->{raw}) = ($r->{raw}, '');
-        my $length = $r->{headers}{'content-length'};
-        $r->{complete} = 1
-            if defined $length ? length($r->{body} . $new) >= $length
-                               : $r->{eof};
+        $r->{complete} = 1 if $r->{eof};
     }
 
     $r->{body} .= $new;
