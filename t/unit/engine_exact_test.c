@@ -384,8 +384,12 @@ test_small_budget(void **state)
     alone_once();
     setup.budget = 32;
     setup.max_seqs = 32;
-    run_storm(&setup, other);
-    compare(&setup, alone, other);
+
+    for (int threads = whole_matrix ? 1 : 2; threads <= 2; threads++) {
+        setup.threads = threads;
+        run_storm(&setup, other);
+        compare(&setup, alone, other);
+    }
 }
 
 
