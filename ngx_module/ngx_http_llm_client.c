@@ -103,10 +103,16 @@ ngx_http_llm_client_fail(ngx_http_llm_ctx_t *ctx)
                            NGX_HTTP_INTERNAL_SERVER_ERROR, NULL,
                            "The server could not answer the request.");
 
+    /* the message may quote what the client sent, which the log must not */
+
     level = (ctx->error.status >= 500) ? NGX_LOG_ERR : NGX_LOG_INFO;
 
-    ngx_log_error(level, r->connection->log, 0, "llm: %V",
-                  &ctx->error.message);
+    ngx_log_error(level, r->connection->log, 0, "llm: %ui %s, param \"%V\"",
+                  ctx->error.status, ngx_http_llm_error_code(&ctx->error),
+                  &ctx->error.param);
+
+    ngx_log_debug1(NGX_LOG_DEBUG_HTTP, r->connection->log, 0, "llm: %V",
+                   &ctx->error.message);
 
     if (!r->header_sent) {
         ngx_http_llm_client_finalize(ctx, ctx->error.status);

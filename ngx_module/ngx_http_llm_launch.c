@@ -144,7 +144,9 @@ ngx_http_llm_launch_wait(ngx_cycle_t *cycle, ngx_http_llm_gen_t *gen)
     delay = 0;
     now = ngx_http_llm_now();
 
-    if (atomic_load(&header->pid) != 0 && launch->started_ns != 0) {
+    /* it may have died before it could write its pid */
+
+    if (launch->started_ns != 0) {
 
         atomic_store(&header->state, LLM_ENGINE_ABSENT);
         atomic_fetch_add(&header->crashes, 1);
@@ -186,13 +188,23 @@ ngx_http_llm_launch_wait(ngx_cycle_t *cycle, ngx_http_llm_gen_t *gen)
 static void
 ngx_http_llm_launch_sleep(ngx_cycle_t *cycle, ngx_uint_t seconds)
 {
-    uint64_t       now, until;
-    ngx_int_t      rc;
-    ngx_channel_t  ch;
-    struct pollfd  pfd;
+    uint64_t          now, until;
+    ngx_int_t         rc;
+    ngx_uint_t        i;
+    ngx_channel_t     ch;
+    ngx_listening_t  *ls;
+    struct pollfd     pfd;
 
     now = ngx_http_llm_now();
     until = now + (uint64_t) seconds * 1000000000;
+
+    /* a master killed meanwhile must not leave its ports with us */
+
+    ls = cycle->listening.elts;
+
+    for (i = 0; i < cycle->listening.nelts; i++) {
+        (void) close(ls[i].fd);
+    }
 
     pfd.fd = ngx_processes[ngx_process_slot].channel[1];
     pfd.events = POLLIN;
