@@ -12,7 +12,14 @@
 
 #include "engine/base/log.h"
 
-typedef enum { CONF_STR, CONF_INT, CONF_SIZE, CONF_LEVEL } conf_kind_t;
+typedef enum {
+    CONF_STR,
+    CONF_INT,
+    CONF_SIZE,
+    CONF_LEVEL,
+    CONF_SHARE, /* a fraction; its range is in thousandths */
+    CONF_FLAG
+} conf_kind_t;
 
 typedef struct {
     const char *key;
@@ -39,6 +46,9 @@ static const conf_row_t conf_rows[] = {
     { "max_num_seqs", CONF_INT, AT(max_num_seqs), 1, 4096, false },
     { "max_num_batched_tokens", CONF_INT, AT(max_num_batched_tokens), 1,
       1 << 17, false },
+    { "gpu_memory_utilization", CONF_SHARE, AT(gpu_memory_utilization), 50,
+      1000, false },
+    { "kv_cache_prefault", CONF_FLAG, AT(kv_cache_prefault), 0, 0, false },
     { "kv_cache_memory", CONF_SIZE, AT(kv_cache_memory), 1, 0, false },
     { "threads", CONF_INT, AT(threads), 1, 256, true },
     { "workers", CONF_INT, AT(workers), 1, 256, false },
@@ -104,6 +114,45 @@ parse_size(const char *text, uint64_t *bytes)
 }
 
 
+/* Digits and one point: strtod() alone would take "inf" and "0x1". */
+static int
+conf_set_share(const conf_row_t *row, double *place, const char *value,
+               llm_err_t *err)
+{
+    const double least = (double) row->min / 1000;
+    const double most = (double) row->max / 1000;
+    char *end;
+    const double share = strtod(value, &end);
+
+    if (value[0] == '\0' || value[strspn(value, "0123456789.")] != '\0'
+        || *end != '\0' || !(share >= least && share <= most))
+    {
+        return llm_err_set(err, LLM_BADREQ, row->key,
+                           "%s=%s: use a number from %g to %g", row->key, value,
+                           least, most);
+    }
+
+    *place = share;
+
+    return LLM_OK;
+}
+
+
+static int
+conf_set_flag(const conf_row_t *row, bool *place, const char *value,
+              llm_err_t *err)
+{
+    *place = strcmp(value, "on") == 0;
+
+    if (!*place && strcmp(value, "off") != 0) {
+        return llm_err_set(err, LLM_BADREQ, row->key, "%s=%s: use on or off",
+                           row->key, value);
+    }
+
+    return LLM_OK;
+}
+
+
 static int
 conf_set_row(engine_conf_t *conf, const conf_row_t *row, const char *value,
              llm_err_t *err)
@@ -144,6 +193,12 @@ conf_set_row(engine_conf_t *conf, const conf_row_t *row, const char *value,
         }
 
         return LLM_OK;
+
+    case CONF_SHARE:
+        return conf_set_share(row, (double *) (void *) place, value, err);
+
+    case CONF_FLAG:
+        return conf_set_flag(row, (bool *) (void *) place, value, err);
 
     case CONF_INT:
         break;

@@ -6,6 +6,7 @@
 #ifndef ENGINE_CONF_H
 #define ENGINE_CONF_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "engine/base/status.h"
@@ -23,9 +24,11 @@ typedef struct {
     int block_size;    /* 16 */
     int max_num_seqs;
     int max_num_batched_tokens;
-    uint64_t kv_cache_memory; /* bytes; 0: default share */
-    int threads;              /* 0: auto */
-    int workers;              /* worker indexes of the segment */
+    double gpu_memory_utilization; /* 0.05 … 1; 0: the default */
+    uint64_t kv_cache_memory;      /* bytes; 0: by the utilization */
+    bool kv_cache_prefault;        /* touch the cache at start */
+    int threads;                   /* 0: auto */
+    int workers;                   /* worker indexes of the segment */
 } engine_conf_t;
 
 

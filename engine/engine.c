@@ -12,6 +12,7 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
+#include "engine/budget.h"
 #include "engine/emit.h"
 #include "engine/intake.h"
 #include "engine/kv/store.h"
@@ -84,6 +85,12 @@ open_model(engine_t *engine, const gguf_t *gguf, llm_err_t *err)
     engine->max_out = conf->max_num_seqs < LOGIT_ROWS_MAX ? conf->max_num_seqs
                                                           : LOGIT_ROWS_MAX;
 
+    rc = budget_check(engine, gguf, &config, err);
+
+    if (rc != LLM_OK) {
+        return rc;
+    }
+
     const model_load_t how = {
         .ops = engine->ops,
         .dev = engine->dev,
@@ -111,32 +118,7 @@ static int
 open_pages(engine_t *engine, llm_err_t *err)
 {
     const engine_conf_t *conf = &engine->conf;
-    const size_t page_bytes = model_page_bytes(engine->model);
-    int len = engine->max_model_len;
-
-    int rc = kv_store_pages(page_bytes, conf->kv_cache_memory,
-                            conf->max_num_seqs, len, &engine->kv.n_pages, err);
-
-    /* auto: shorten the context until one sequence fits */
-    while (rc == LLM_LIMIT && conf->max_model_len == 0 && len > 2 * KV_PAGE) {
-        len = len / 2;
-        rc = kv_store_pages(page_bytes, conf->kv_cache_memory,
-                            conf->max_num_seqs, len, &engine->kv.n_pages, err);
-    }
-
-    if (rc != LLM_OK) {
-        return rc;
-    }
-
-    if (len < engine->max_model_len) {
-        log_write(LOG_WARN,
-                  "kv: max_model_len auto: %d tokens instead of %d, "
-                  "because the KV cache is small",
-                  len, engine->max_model_len);
-        engine->max_model_len = len;
-    }
-
-    rc = kv_store_create(engine->ops, engine->dev, &engine->kv, err);
+    const int rc = budget_pages(engine, err);
 
     if (rc != LLM_OK) {
         return rc;
@@ -161,14 +143,6 @@ open_pages(engine_t *engine, llm_err_t *err)
     }
 
     llm_stats_set(&engine->stats->pages_total, (uint64_t) engine->kv.n_pages);
-
-    log_write(LOG_NOTICE,
-              "kv: %d pages of 16 tokens, %.1f MiB: %d tokens, %.1f sequences "
-              "of %d tokens at once",
-              engine->kv.n_pages,
-              (double) page_bytes * engine->kv.n_pages / 1048576.0,
-              engine->kv.n_pages * KV_PAGE,
-              (double) engine->kv.n_pages / kv_pages_for(len), len);
 
     return LLM_OK;
 }

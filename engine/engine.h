@@ -15,6 +15,7 @@
 #include "engine/chat/template.h"
 #include "engine/conf.h"
 #include "engine/ipc/stats.h"
+#include "engine/kv/memory.h"
 #include "engine/kv/pool.h"
 #include "engine/model/model.h"
 #include "engine/request.h"
@@ -38,6 +39,7 @@ struct engine_s {
     int max_model_len;
     int max_out; /* rows of logits computed at once */
 
+    kv_memory_t memory; /* as it was before the model was loaded */
     op_kv_t kv;
     kv_pool_t *pool;
     sched_t *sched;

@@ -7,6 +7,7 @@
 
 #include "engine/base/log.h"
 #include "engine/cli.h"
+#include "engine/cli_plan.h"
 #include "engine/loop.h"
 
 static const char usage[] =
@@ -16,15 +17,20 @@ static const char usage[] =
     "  bench       prefill and decode speed\n"
     "  tokenize    --prompt TEXT | --file FILE   print token ids\n"
     "  perplexity  --file FILE                   of a text\n"
+    "  plan        --model FILE | --like NAME    what fits, and how fast\n"
     "  serve       key=value ...                 started by nginx\n"
     "\n"
     "options of all commands: --threads N, --isa baseline|avx2|avx512,\n"
     "  --device cpu|ref, --max-model-len N, --max-num-batched-tokens N,\n"
-    "  --max-num-seqs N, --kv-cache-memory SIZE, --log-level LEVEL\n"
+    "  --max-num-seqs N, --gpu-memory-utilization U, --kv-cache-memory SIZE,\n"
+    "  --kv-cache-prefault on|off, --log-level LEVEL\n"
     "generate: --max-tokens N, --temperature T, --top-k N, --top-p P,\n"
     "  --min-p P, --seed N, --ignore-eos\n"
     "bench: --prompt-tokens N, --gen N, --batch N, --depth N, --repeat N\n"
-    "perplexity: --chunk N\n";
+    "perplexity: --chunk N\n"
+    "plan: --dtype T, --memory SIZE, --utilization U, --context N,\n"
+    "  --mean-tokens N, --kv-dtype f16|q8_0, --bandwidth GB/s,\n"
+    "  --max-num-batched-tokens N, --max-num-seqs N\n";
 
 
 static int
@@ -61,6 +67,10 @@ main(int argc, char **argv)
 {
     if (argc >= 2 && strcmp(argv[1], "serve") == 0) {
         return serve(argc, argv);
+    }
+
+    if (argc >= 2 && strcmp(argv[1], "plan") == 0) {
+        return cli_plan(argc - 1, argv + 1);
     }
 
     if (argc >= 2) {

@@ -41,6 +41,10 @@ static char *ngx_http_llm_set_number(ngx_conf_t *cf,
     ngx_http_llm_engine_t *engine, const ngx_http_llm_option_t *option);
 static char *ngx_http_llm_set_size(ngx_conf_t *cf,
     ngx_http_llm_engine_t *engine, const ngx_http_llm_option_t *option);
+static char *ngx_http_llm_set_share(ngx_conf_t *cf,
+    ngx_http_llm_engine_t *engine, const ngx_http_llm_option_t *option);
+static char *ngx_http_llm_set_flag(ngx_conf_t *cf,
+    ngx_http_llm_engine_t *engine, const ngx_http_llm_option_t *option);
 static char *ngx_http_llm_set_slots(ngx_conf_t *cf,
     ngx_http_llm_engine_t *engine, const ngx_http_llm_option_t *option);
 static char *ngx_http_llm_set_file(ngx_conf_t *cf,
@@ -72,6 +76,12 @@ static const ngx_http_llm_option_t  ngx_http_llm_options[] = {
 
     { ngx_string("max_num_batched_tokens"), 1, ngx_http_llm_set_number,
       llm_at(max_num_batched_tokens), 16, 1048576, 0 },
+
+    { ngx_string("gpu_memory_utilization"), 1, ngx_http_llm_set_share,
+      llm_at(gpu_memory_utilization), 50000, 1000000, 0 },
+
+    { ngx_string("kv_cache_prefault"), 1, ngx_http_llm_set_flag,
+      llm_at(kv_cache_prefault), 0, 0, 0 },
 
     { ngx_string("kv_cache_memory"), 1, ngx_http_llm_set_size,
       llm_at(kv_cache_memory), 0, 0, 0 },
@@ -456,6 +466,61 @@ ngx_http_llm_set_size(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
     }
 
     *(off_t *) ((char *) engine + option->offset) = size;
+
+    return NGX_CONF_OK;
+}
+
+
+/* a fraction of one, its range in millionths; the engine gets the text */
+
+static char *
+ngx_http_llm_set_share(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
+    const ngx_http_llm_option_t *option)
+{
+    ngx_int_t   n;
+    ngx_str_t  *value;
+
+    value = cf->args->elts;
+
+    n = ngx_atofp(value[1].data, value[1].len, 6);
+
+    if (n == NGX_ERROR || (ngx_uint_t) n < option->min
+        || (ngx_uint_t) n > option->max)
+    {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "%V \"%V\" of llm_engine \"%V\" is invalid: use a "
+                           "number from 0.05 to 1, such as 0.90", &value[0],
+                           &value[1], &engine->name);
+        return NGX_CONF_ERROR;
+    }
+
+    *(ngx_str_t *) ((char *) engine + option->offset) = value[1];
+
+    return NGX_CONF_OK;
+}
+
+
+/* on or off; the engine gets the text */
+
+static char *
+ngx_http_llm_set_flag(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
+    const ngx_http_llm_option_t *option)
+{
+    ngx_str_t  *value;
+
+    value = cf->args->elts;
+
+    if (ngx_strcmp(value[1].data, "on") != 0
+        && ngx_strcmp(value[1].data, "off") != 0)
+    {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "%V \"%V\" of llm_engine \"%V\" is invalid: use "
+                           "\"on\" or \"off\"", &value[0], &value[1],
+                           &engine->name);
+        return NGX_CONF_ERROR;
+    }
+
+    *(ngx_str_t *) ((char *) engine + option->offset) = value[1];
 
     return NGX_CONF_OK;
 }

@@ -14,7 +14,7 @@
 #define NGX_HTTP_LLM_OUT_BYTES      (32 * 1024)
 #define NGX_HTTP_LLM_LOG_TOKENS     262144
 
-#define NGX_HTTP_LLM_ARGS           20
+#define NGX_HTTP_LLM_ARGS           40
 
 
 static ngx_int_t ngx_http_llm_gen_open(ngx_cycle_t *cycle,
@@ -44,12 +44,14 @@ ngx_http_llm_gen_key(ngx_cycle_t *cycle, ngx_http_llm_engine_t *engine)
 
 #define llm_str(s)  (int) (s).len, (char *) (s).data
 
-    n = asprintf(&key, "%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s"
+    n = asprintf(&key, "%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s"
                  "|%lu|%lu|%lu|%lu|%lu|%lu|%lld|%ld|%ld",
                  llm_str(engine->name), llm_str(engine->model),
                  llm_str(engine->alias), llm_str(engine->device),
                  llm_str(engine->chat_template), llm_str(engine->program),
                  llm_str(engine->log), llm_str(engine->log_level),
+                 llm_str(engine->gpu_memory_utilization),
+                 llm_str(engine->kv_cache_prefault),
                  (unsigned long) engine->block_size,
                  (unsigned long) engine->max_model_len,
                  (unsigned long) engine->max_num_seqs,
@@ -85,6 +87,8 @@ ngx_http_llm_gen_argv(ngx_cycle_t *cycle, ngx_http_llm_engine_t *engine,
         { "max_model_len", NULL, engine->max_model_len },
         { "max_num_seqs", NULL, engine->max_num_seqs },
         { "max_num_batched_tokens", NULL, engine->max_num_batched_tokens },
+        { "gpu_memory_utilization", &engine->gpu_memory_utilization, 0 },
+        { "kv_cache_prefault", &engine->kv_cache_prefault, 0 },
         { "kv_cache_memory", NULL, (ngx_uint_t) engine->kv_cache_memory },
         { "threads", NULL, engine->threads },
         { "workers", NULL, n_workers },

@@ -33,6 +33,8 @@ typedef struct {
     ngx_str_t                program;
     ngx_str_t                log;
     ngx_str_t                log_level;
+    ngx_str_t                gpu_memory_utilization;
+    ngx_str_t                kv_cache_prefault;
 
     ngx_uint_t               block_size;
     ngx_uint_t               max_model_len;

@@ -22,7 +22,9 @@ is $status, 0, 'the base is good' or diag $out;
 my @right = ('device cpu;', 'device auto;', 'block_size 16;',
     'max_model_len 2048;', 'max_model_len auto;', 'max_num_seqs 1;',
     'max_num_batched_tokens 4096;', 'kv_cache_memory 64m;', 'threads 2;',
-    'threads auto;', 'slots 64;');
+    'threads auto;', 'slots 64;', 'gpu_memory_utilization 0.05;',
+    'gpu_memory_utilization 1;', 'gpu_memory_utilization 0.925;',
+    'kv_cache_prefault on;', 'kv_cache_prefault off;');
 
 for my $line (@right) {
     $t->write_conf($good =~ s/(llm_engine chat \{)/$1 $line/r);
@@ -44,6 +46,14 @@ my @wrong = (
     ['max_num_seqs 64; max_num_batched_tokens 32;',
         qr/max_num_batched_tokens.*max_num_seqs/],
     ['kv_cache_memory lots;', qr/kv_cache_memory.*lots/],
+    ['gpu_memory_utilization 0.04;',
+        qr/gpu_memory_utilization "0\.04".*from 0\.05 to 1/],
+    ['gpu_memory_utilization 1.01;', qr/gpu_memory_utilization "1\.01"/],
+    ['gpu_memory_utilization 90%;', qr/gpu_memory_utilization "90%"/],
+    ['gpu_memory_utilization -1;', qr/gpu_memory_utilization "-1"/],
+    ['gpu_memory_utilization "";', qr/gpu_memory_utilization ""/],
+    ['gpu_memory_utilization 0.5 0.6;', qr/gpu_memory_utilization.*one/],
+    ['kv_cache_prefault yes;', qr/kv_cache_prefault "yes".*"on" or "off"/],
     ['threads -1;', qr/threads.*-1/],
     ['slots 3;', qr/slots.*3/],
     ['device cpu; device cpu;', qr/duplicate "device"/],

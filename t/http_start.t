@@ -1,7 +1,8 @@
 #!/usr/bin/perl
 
-# Models that cannot be served: one [emerg] line with the cause, nginx stays up
-# and answers 503 with it.  Tiny models of every tensor type that can.
+# Models that cannot be served, and memory that is too little for one: one
+# [emerg] line with the cause, nginx stays up and answers 503 with it.  Tiny
+# models of every tensor type that can.
 
 use strict;
 use warnings;
@@ -103,14 +104,96 @@ ok wait_for(sub { $t->log =~ /\[emerg\].*template/ }, 10),
 is $t->chat('hi')->{status}, 503, 'a broken template: 503';
 $t->stop;
 
-# --- too little memory for one sequence: the longest context that fits ---
+# --- memory: each way in which it is too little, and what fits ---
+
+# A program that starts the engine with little address space: a small machine,
+# whatever the real one has.  slots 1, for the shared segment lies in it, too.
+sub small_machine {
+    my ($t, $mib) = @_;
+    my $path = "$t->{dir}/bin/small-engine";
+
+    open my $f, '>', $path or die;
+    print $f "#!/bin/sh\nulimit -v ", $mib * 1024, "\n",
+        "exec '$t->{dir}/bin/llm-engine' \"\$@\"\n";
+    close $f;
+    chmod 0755, $path;
+
+    my $conf = do { open my $c, '<', $t->{conf_path} or die; local $/; <$c> };
+    $t->write_conf($conf =~ s{program \S+;}{program $path;}r);
+    return $t;
+}
+
+my $sanitized = ($ENV{LLM_TEST_BUILD} // '') =~ /address|thread/;
+
+# (name, engine lines, machine in MiB or 0, what the line says)
+my @little = (
+    ['kv_cache_memory for one sequence',
+        'kv_cache_memory 32m; max_model_len 8192;', 0,
+        qr/8192 tokens needs a KV cache of 180\.0 MiB, but kv_cache_memory/,
+        qr/allows 32\.0 MiB; the longest context that fits is 1456; raise/],
+    ['less is free than the utilization asks for',
+        'gpu_memory_utilization 1; threads 1; slots 1;', 2048,
+        qr/gpu_memory_utilization 1 asks for 2048\.0 MiB of the 2048\.0 MiB/,
+        qr/but only [\d.]+ MiB are free: lower gpu_memory_utilization/],
+    ['nothing is left for the cache',
+        'gpu_memory_utilization 0.05; threads 1; slots 1;', 2048,
+        qr/no memory is left for the KV cache: gpu_memory_utilization 0\.05/,
+        qr/allows 102\.4 MiB,.*: raise gpu_memory_utilization/],
+    ['the utilization for one sequence',
+        'gpu_memory_utilization 0.15; max_model_len 8192; threads 1; slots 1;',
+        2048,
+        qr/8192 tokens.*180\.0 MiB, but gpu_memory_utilization 0\.15/,
+        qr/the longest context that fits is \d+; raise gpu_memory_util/],
+    ['activations that nobody has memory for',
+        'max_num_batched_tokens 131072; threads 1; slots 1;', 2048,
+        qr/weights and [\d.]+ MiB for activations, but only [\d.]+ MiB of/,
+        qr/free: use a smaller model, lower max_num_batched_tokens/],
+);
+
+for my $case (@little) {
+    my ($name, $lines, $mib, @like) = @$case;
+
+    # sanitizers map more address space than there may be
+    next if !$ENV{LLM_TEST_MODEL} || ($mib && $sanitized);
+
+    $t = LLM::Test->new(engine => $lines);
+    small_machine($t, $mib) if $mib;
+    $t->start(no_wait => 1);
+    ok wait_for(sub { $t->log =~ /\[emerg\]/ }, 10), "$name: [emerg]"
+        or diag $t->log;
+    my @lines = $t->log =~ /^(.*\[emerg\].*)$/mg;
+    is scalar @lines, 1, "$name: one line" or diag @lines;
+    like $lines[0], $_, "$name: with cause and remedy" for @like;
+    is $t->chat('hi')->{status}, 503, "$name: nginx answers 503";
+    $t->stop;
+}
 
 if ($ENV{LLM_TEST_MODEL}) {
-    $t = LLM::Test->new(engine => 'kv_cache_memory 32m; max_model_len 8192;')
-        ->start(no_wait => 1);
-    ok wait_for(sub { $t->log =~ /\[emerg\].*kv_cache_memory/i }, 10),
-        'too few pages: [emerg]' or diag $t->log;
-    $t->stop;
+    # auto takes what fits, to the page: 32 MiB are 91.02 pages of 368640 bytes
+    $t = LLM::Test->new(engine => 'kv_cache_memory 32m; kv_cache_prefault on;')
+        ->start;
+    like $t->log, qr/max_model_len auto: 1456 tokens instead of 8192/,
+        'max_model_len auto';
+    like $t->log, qr/cache of 1456 tokens \(91 pages, 32\.0 MiB\)/,
+        'what the cache holds';
+    like $t->log, qr/maximum concurrency for 1456 tokens per request: 1\.00x/,
+        'and for how many';
+    is $t->get('/v1/models')->json->{data}[0]{max_model_len}, 1456,
+        'is the context of the model card';
+    is $t->chat('Hi', max_tokens => 2)->{status}, 200, 'and serves';
+    $t->stop_ok;
+
+    if (!$sanitized) {
+        # an explicit share is used whole
+        $t = LLM::Test->new(
+            engine => 'gpu_memory_utilization 0.5; threads 1; slots 1;');
+        small_machine($t, 2048)->start;
+        my ($pages) = $t->log =~ /kv: cache of \d+ tokens \((\d+) pages/;
+        cmp_ok $pages, '>', 700e6 / 368640, 'gpu_memory_utilization 0.5 …';
+        cmp_ok $pages, '<', 1e9 / 368640, '… of 2 GiB, less the model';
+        is $t->chat('Hi', max_tokens => 2)->{status}, 200, 'serves';
+        $t->stop_ok;
+    }
 }
 
 done_testing;

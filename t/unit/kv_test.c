@@ -1,7 +1,5 @@
 /*
- * The page pool and block tables against a naive model, in random operations;
- * the sizing of the store, its messages, and cgroup limits in a tree of files
- * made for the purpose.
+ * The page pool and block tables against a naive model, in random operations.
  */
 
 #include <setjmp.h>
@@ -15,12 +13,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
+#include "engine/base/status.h"
 #include "engine/kv/pool.h"
-#include "engine/kv/store.h"
 #include "engine/kv/table.h"
 #include "t/unit/random.h"
 
@@ -305,228 +300,6 @@ test_storm(void **state)
 }
 
 
-/* --- the store --- */
-
-static size_t asked_bytes;
-static size_t freed_bytes;
-static bool refuse;
-
-
-static size_t
-fake_page_bytes(op_dev_t *dev, int n_layers, int n_kv_heads, int head_dim)
-{
-    (void) dev;
-    return (size_t) n_layers * n_kv_heads * head_dim * OP_PAGE * 4;
-}
-
-
-static void *
-fake_alloc(op_dev_t *dev, size_t bytes)
-{
-    (void) dev;
-    asked_bytes = bytes;
-    return refuse ? NULL : malloc(16);
-}
-
-
-static void
-fake_free(op_dev_t *dev, void *p, size_t bytes)
-{
-    (void) dev;
-    freed_bytes = bytes;
-    free(p);
-}
-
-
-static const op_table_t fake_ops = { .kv_page_bytes = fake_page_bytes,
-                                     .alloc = fake_alloc,
-                                     .free = fake_free };
-
-
-static void
-test_store_create(void **state)
-{
-    op_kv_t kv = {
-        .n_pages = 10, .n_layers = 2, .n_kv_heads = 3, .head_dim = 8
-    };
-    llm_err_t err;
-
-    (void) state;
-    refuse = false;
-    assert_int_equal(kv_store_create(&fake_ops, NULL, &kv, &err), LLM_OK);
-    assert_non_null(kv.base);
-    assert_int_equal(asked_bytes, 10 * 2 * 3 * 8 * 16 * 4);
-    kv_store_destroy(&fake_ops, NULL, &kv);
-    assert_int_equal(freed_bytes, asked_bytes);
-    assert_null(kv.base);
-    kv_store_destroy(&fake_ops, NULL, &kv);
-
-    refuse = true;
-    assert_int_equal(kv_store_create(&fake_ops, NULL, &kv, &err), LLM_NOMEM);
-    assert_null(kv.base);
-    assert_non_null(strstr(err.text, "10 pages"));
-    assert_non_null(strstr(err.text, "lower kv_cache_memory"));
-}
-
-
-static void
-test_store_pages(void **state)
-{
-    const size_t mib = 1 << 20;
-    llm_err_t err;
-    int n = -1;
-
-    (void) state;
-
-    /* explicit: all of it, whatever the sequences need */
-    assert_int_equal(kv_store_pages(mib, 100 * mib, 1, 16, &n, &err), LLM_OK);
-    assert_int_equal(n, 100);
-    assert_int_equal(kv_store_pages(mib, 100 * mib - 1, 8, 99 * 16, &n, &err),
-                     LLM_OK);
-    assert_int_equal(n, 99);
-
-    /* by default: what they need */
-    assert_int_equal(kv_store_pages(64, 0, 3, 33, &n, &err), LLM_OK);
-    assert_int_equal(n, 9);
-
-    /* more pages than have numbers */
-    assert_int_equal(kv_store_pages(1, SIZE_MAX, 3, 33, &n, &err), LLM_OK);
-    assert_int_equal(n, INT32_MAX / 16);
-
-    n = 7;
-    assert_int_equal(kv_store_pages(mib / 2, 100 * mib, 8, 4097, &n, &err),
-                     LLM_LIMIT);
-    assert_int_equal(n, 7);
-    assert_int_equal(err.code, LLM_LIMIT);
-    assert_string_equal(err.text,
-                        "the KV cache of 4097 tokens needs 129 MiB, "
-                        "kv_cache_memory allows 100 MiB; the longest context "
-                        "that fits is 3200; raise kv_cache_memory or lower "
-                        "max_model_len");
-
-    assert_int_equal(kv_store_pages(mib, 10, 8, 1, &n, &err), LLM_LIMIT);
-    assert_non_null(strstr(err.text, "the longest context that fits is 0;"));
-}
-
-
-/* The default is a quarter of the memory the process may use, and a limit on
- * its address space counts. */
-static void
-test_store_default_limit(void **state)
-{
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    (void) state; /* the sanitizers' own mappings exceed any limit */
-#else
-    struct rlimit old, low;
-    llm_err_t err;
-    int n = 0;
-
-    (void) state;
-    assert_int_equal(getrlimit(RLIMIT_AS, &old), 0);
-
-    low = old;
-    low.rlim_cur = 256 << 20;
-    assert_int_equal(setrlimit(RLIMIT_AS, &low), 0);
-    const size_t memory = kv_store_memory();
-    const int rc = kv_store_pages(1 << 20, 0, 1000, 16 * 64, &n, &err);
-    const int rc_more = kv_store_pages(1 << 20, 0, 1, 16 * 64 + 1, &n, &err);
-    assert_int_equal(setrlimit(RLIMIT_AS, &old), 0);
-
-    assert_int_equal(memory, 256 << 20);
-    assert_int_equal(rc, LLM_OK);
-    assert_int_equal(n, 64);
-    assert_int_equal(rc_more, LLM_LIMIT);
-    assert_non_null(strstr(err.text, "needs 65 MiB, kv_cache_memory (a quarter "
-                                     "of the memory by default) allows 64"));
-#endif
-}
-
-
-static void
-test_store_memory(void **state)
-{
-    const size_t memory = kv_store_memory();
-
-    (void) state;
-    assert_true(memory >= 16 << 20);
-    assert_true(memory <= kv_store_cgroup(""));
-    assert_true(memory <= (size_t) sysconf(_SC_PHYS_PAGES)
-                              * (size_t) sysconf(_SC_PAGESIZE));
-}
-
-
-static char tree[64];
-
-
-/* Writes text to tree/name, making the directories on the way. */
-static void
-put(const char *name, const char *text)
-{
-    char path[512];
-
-    snprintf(path, sizeof(path), "%s/%s", tree, name);
-
-    for (char *p = path + strlen(tree) + 1; (p = strchr(p, '/')); p++) {
-        *p = '\0';
-        mkdir(path, 0700);
-        *p = '/';
-    }
-
-    FILE *file = fopen(path, "w");
-
-    assert_non_null(file);
-    fputs(text, file);
-    fclose(file);
-}
-
-
-static void
-test_cgroup(void **state)
-{
-    char command[128];
-
-    (void) state;
-    snprintf(tree, sizeof(tree), "/tmp/kv_test_XXXXXX");
-    assert_non_null(mkdtemp(tree));
-
-    assert_true(kv_store_cgroup(tree) == SIZE_MAX); /* no /proc at all */
-
-    /* v2: the group has no limit, an ancestor has */
-    put("proc/self/cgroup", "0::/a/b/c\n");
-    assert_true(kv_store_cgroup(tree) == SIZE_MAX);
-    put("sys/fs/cgroup/a/b/c/memory.max", "max\n");
-    put("sys/fs/cgroup/a/b/memory.max", "7000\n");
-    put("sys/fs/cgroup/a/memory.max", "9000\n");
-    assert_int_equal(kv_store_cgroup(tree), 7000);
-    put("sys/fs/cgroup/a/b/c/memory.max", "5000\n");
-    assert_int_equal(kv_store_cgroup(tree), 5000);
-    put("sys/fs/cgroup/a/b/c/memory.max", "rubbish\n");
-    assert_int_equal(kv_store_cgroup(tree), 7000);
-    put("sys/fs/cgroup/a/b/c/memory.max", "");
-    assert_int_equal(kv_store_cgroup(tree), 7000);
-
-    /* a container: the path is the host's, the mount is the group itself */
-    put("proc/self/cgroup", "0::/docker/0123\n");
-    put("sys/fs/cgroup/memory.max", "8000\n");
-    assert_int_equal(kv_store_cgroup(tree), 8000);
-    put("proc/self/cgroup", "0::/\n");
-    assert_int_equal(kv_store_cgroup(tree), 8000);
-
-    /* v1, with an unlimited group and other controllers around */
-    put("proc/self/cgroup", "3:cpu,cpuacct:/x\n5:hugetlb,memory:/x/y\n"
-                            "1:name=systemd:/\n");
-    put("sys/fs/cgroup/memory/x/y/memory.limit_in_bytes",
-        "9223372036854771712\n");
-    put("sys/fs/cgroup/memory/memory.limit_in_bytes", "4096000\n");
-    assert_int_equal(kv_store_cgroup(tree), 4096000);
-    put("proc/self/cgroup", "5:hugememory:/x/y\nnonsense\n::\n");
-    assert_true(kv_store_cgroup(tree) == SIZE_MAX);
-
-    snprintf(command, sizeof(command), "rm -r '%s'", tree);
-    assert_int_equal(system(command), 0);
-}
-
-
 int
 main(void)
 {
@@ -535,11 +308,6 @@ main(void)
         cmocka_unit_test(test_pool_order),
         cmocka_unit_test(test_table_all_or_nothing),
         cmocka_unit_test(test_storm),
-        cmocka_unit_test(test_store_create),
-        cmocka_unit_test(test_store_pages),
-        cmocka_unit_test(test_store_default_limit),
-        cmocka_unit_test(test_store_memory),
-        cmocka_unit_test(test_cgroup),
     };
 
     cmocka_set_message_output(CM_OUTPUT_TAP);

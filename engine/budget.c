@@ -1,0 +1,175 @@
+/*
+ * Where the memory of an engine goes: weights, activations, the rest of the
+ * process, and KV pages in what gpu_memory_utilization leaves.
+ *
+ * Called by engine.c while it opens an engine.  On the CPU the base is the
+ * memory that the process may use.  Everything big is reserved here and in
+ * model_load(), so an engine that has started does not run out of memory; what
+ * would not fit is an error before the kernel has a reason to kill anybody.
+ */
+
+#include "engine/budget.h"
+
+#include "engine/base/log.h"
+#include "engine/kv/store.h"
+#include "engine/kv/table.h"
+#include "engine/sizing.h"
+
+
+size_t
+budget_weight_bytes(const gguf_t *gguf)
+{
+    size_t bytes = 0;
+
+    for (int i = 0; i < gguf_n_tensors(gguf); i++) {
+        gguf_str_t name;
+        op_tensor_t t;
+
+        gguf_tensor_at(gguf, i, &name, &t);
+
+        bytes += t.n_out > 1 ? sizing_matrix_bytes(t.dtype, t.n_in, t.n_out)
+                             : (size_t) t.n_in * sizeof(float);
+    }
+
+    return bytes;
+}
+
+
+int
+budget_check(engine_t *engine, const gguf_t *gguf, const model_config_t *config,
+             llm_err_t *err)
+{
+    const engine_conf_t *conf = &engine->conf;
+    kv_memory_t *memory = &engine->memory;
+
+    kv_memory_read("", memory);
+
+    const size_t room =
+        memory->free < memory->space ? memory->free : memory->space;
+
+    if (conf->kv_cache_memory == 0 && conf->gpu_memory_utilization > 0) {
+        const int rc = kv_store_check(memory->total, room + memory->own,
+                                      conf->gpu_memory_utilization, err);
+
+        if (rc != LLM_OK) {
+            return rc;
+        }
+    }
+
+    const sizing_shape_t shape = sizing_shape(config, false);
+    const sizing_step_t step = { .max_rows = conf->max_num_batched_tokens,
+                                 .max_out = engine->max_out,
+                                 .max_len = engine->max_model_len };
+    const size_t weights = budget_weight_bytes(gguf);
+    const size_t activations = sizing_activation_bytes(&shape, &step);
+
+    if (weights + activations > room) {
+        return llm_err_set(err, LLM_LIMIT, NULL,
+                           "the model needs %s for weights and %s for "
+                           "activations, but only %s of memory are free: use a "
+                           "smaller model, lower max_num_batched_tokens, or "
+                           "end what else uses the memory",
+                           kv_amount(weights).text, kv_amount(activations).text,
+                           kv_amount(room).text);
+    }
+
+    return LLM_OK;
+}
+
+
+/* What the process holds once the model is loaded: what it held before, and
+ * what has been mapped since.  Activations are mapped but not yet touched, so
+ * resident memory does not show them; the model's own account does not show
+ * the backend's scratch.  The larger of the two views counts. */
+static void
+take_stock(const engine_t *engine, kv_ask_t *ask)
+{
+    const kv_memory_t *before = &engine->memory;
+    const size_t account = model_weight_bytes(engine->model)
+                           + model_activation_bytes(engine->model);
+    kv_memory_t now;
+
+    kv_memory_read("", &now);
+
+    const size_t mapped =
+        now.mapped > before->mapped ? now.mapped - before->mapped : 0;
+
+    ask->total = now.total;
+    ask->held = before->own + (mapped > account ? mapped : account);
+
+    /* promised, but not yet taken from what the kernel calls free */
+    const size_t promised = ask->held > now.own ? ask->held - now.own : 0;
+
+    ask->free = now.free > promised ? now.free - promised : 0;
+
+    if (ask->free > now.space) {
+        ask->free = now.space;
+    }
+}
+
+
+static int
+reserve(engine_t *engine, size_t page_bytes, llm_err_t *err)
+{
+    int rc = kv_store_create(engine->ops, engine->dev, &engine->kv, err);
+
+    if (rc == LLM_OK && engine->conf.kv_cache_prefault) {
+        rc = kv_store_prefault(engine->kv.base,
+                               (size_t) engine->kv.n_pages * page_bytes, err);
+    }
+
+    return rc;
+}
+
+
+int
+budget_pages(engine_t *engine, llm_err_t *err)
+{
+    const engine_conf_t *conf = &engine->conf;
+    kv_size_t size;
+    kv_ask_t ask = {
+        .page_bytes = model_page_bytes(engine->model),
+        .kv_cache_memory = conf->kv_cache_memory,
+        .utilization = conf->gpu_memory_utilization,
+        .max_seqs = conf->max_num_seqs,
+        .max_len = engine->max_model_len,
+        .auto_len = conf->max_model_len == 0,
+    };
+
+    take_stock(engine, &ask);
+
+    int rc = kv_store_size(&ask, &size, err);
+
+    if (rc != LLM_OK) {
+        return rc;
+    }
+
+    if (size.max_len < engine->max_model_len) {
+        log_write(LOG_WARN,
+                  "kv: max_model_len auto: %d tokens instead of %d, because "
+                  "no more fit the KV cache",
+                  size.max_len, engine->max_model_len);
+        engine->max_model_len = size.max_len;
+    }
+
+    engine->kv.n_pages = size.n_pages;
+    rc = reserve(engine, ask.page_bytes, err);
+
+    if (rc != LLM_OK) {
+        return rc;
+    }
+
+    log_write(LOG_NOTICE,
+              "kv: cache of %d tokens (%d pages, %s); maximum concurrency for "
+              "%d tokens per request: %.2fx",
+              size.n_pages * KV_PAGE, size.n_pages,
+              kv_amount((size_t) size.n_pages * ask.page_bytes).text,
+              size.max_len, (double) size.n_pages / kv_pages_for(size.max_len));
+    log_write(LOG_INFO,
+              "kv: of %s, %s are held by weights, activations and the "
+              "process; %s are free",
+              kv_amount(ask.total).text, kv_amount(ask.held).text,
+              kv_amount(ask.free).text);
+
+    return LLM_OK;
+}
