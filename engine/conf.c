@@ -11,8 +11,15 @@
 #include <string.h>
 
 #include "engine/base/log.h"
+#include "kernels/op/tensor.h"
 
-typedef enum { CONF_STR, CONF_INT, CONF_SIZE, CONF_LEVEL } conf_kind_t;
+typedef enum {
+    CONF_STR,
+    CONF_INT,
+    CONF_SIZE,
+    CONF_LEVEL,
+    CONF_DTYPE
+} conf_kind_t;
 
 typedef struct {
     const char *key;
@@ -40,6 +47,7 @@ static const conf_row_t conf_rows[] = {
     { "max_num_batched_tokens", CONF_INT, AT(max_num_batched_tokens), 1,
       1 << 17, false },
     { "kv_cache_memory", CONF_SIZE, AT(kv_cache_memory), 1, 0, false },
+    { "kv_cache_dtype", CONF_DTYPE, AT(kv_cache_dtype), 0, 0, false },
     { "threads", CONF_INT, AT(threads), 1, 256, true },
     { "workers", CONF_INT, AT(workers), 1, 256, false },
 };
@@ -55,6 +63,7 @@ engine_conf_init(engine_conf_t *conf)
         .block_size = 16,
         .max_num_seqs = 128,
         .max_num_batched_tokens = 2048,
+        .kv_cache_dtype = OP_F16,
         .workers = 8,
     };
 }
@@ -92,6 +101,18 @@ parse_size(const char *text, uint64_t *bytes)
 }
 
 
+/* A type of the KV cache; −1: none. */
+static int
+parse_dtype(const char *text)
+{
+    if (strcmp(text, "f16") == 0) {
+        return OP_F16;
+    }
+
+    return strcmp(text, "q8_0") == 0 ? OP_Q8_0 : -1;
+}
+
+
 static int
 conf_set_row(engine_conf_t *conf, const conf_row_t *row, const char *value,
              llm_err_t *err)
@@ -125,6 +146,17 @@ conf_set_row(engine_conf_t *conf, const conf_row_t *row, const char *value,
                                row->key, value);
         }
 
+        return LLM_OK;
+
+    case CONF_DTYPE:
+        n = parse_dtype(value);
+
+        if (n < 0) {
+            return llm_err_set(err, LLM_BADREQ, row->key,
+                               "%s=%s: use f16 or q8_0", row->key, value);
+        }
+
+        *(int *) (void *) place = (int) n;
         return LLM_OK;
 
     case CONF_INT:

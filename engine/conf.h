@@ -24,6 +24,7 @@ typedef struct {
     int max_num_seqs;
     int max_num_batched_tokens;
     uint64_t kv_cache_memory; /* bytes; 0: default share */
+    int kv_cache_dtype;       /* an op_dtype_t: OP_F16 or OP_Q8_0 */
     int threads;              /* 0: auto */
     int workers;              /* worker indexes of the segment */
 } engine_conf_t;

@@ -101,7 +101,8 @@ open_model(engine_t *engine, const gguf_t *gguf, llm_err_t *err)
 
     engine->kv = (op_kv_t){ .n_layers = config.n_layers,
                             .n_kv_heads = config.n_kv_heads,
-                            .head_dim = config.head_dim };
+                            .head_dim = config.head_dim,
+                            .dtype = (op_dtype_t) conf->kv_cache_dtype };
 
     return LLM_OK;
 }
@@ -111,7 +112,8 @@ static int
 open_pages(engine_t *engine, llm_err_t *err)
 {
     const engine_conf_t *conf = &engine->conf;
-    const size_t page_bytes = model_page_bytes(engine->model);
+    const size_t page_bytes =
+        model_page_bytes(engine->model, conf->kv_cache_dtype);
     int len = engine->max_model_len;
 
     int rc = kv_store_pages(page_bytes, conf->kv_cache_memory,
@@ -163,9 +165,9 @@ open_pages(engine_t *engine, llm_err_t *err)
     llm_stats_set(&engine->stats->pages_total, (uint64_t) engine->kv.n_pages);
 
     log_write(LOG_NOTICE,
-              "kv: %d pages of 16 tokens, %.1f MiB: %d tokens, %.1f sequences "
-              "of %d tokens at once",
-              engine->kv.n_pages,
+              "kv: %d pages of 16 tokens, %s, %.1f MiB: %d tokens, %.1f "
+              "sequences of %d tokens at once",
+              engine->kv.n_pages, op_dtype_name(conf->kv_cache_dtype),
               (double) page_bytes * engine->kv.n_pages / 1048576.0,
               engine->kv.n_pages * KV_PAGE,
               (double) engine->kv.n_pages / kv_pages_for(len), len);

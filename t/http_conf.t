@@ -22,7 +22,8 @@ is $status, 0, 'the base is good' or diag $out;
 my @right = ('device cpu;', 'device auto;', 'block_size 16;',
     'max_model_len 2048;', 'max_model_len auto;', 'max_num_seqs 1;',
     'max_num_batched_tokens 4096;', 'kv_cache_memory 64m;', 'threads 2;',
-    'threads auto;', 'slots 64;');
+    'threads auto;', 'slots 64;', 'kv_cache_dtype f16;',
+    'kv_cache_dtype q8_0;');
 
 for my $line (@right) {
     $t->write_conf($good =~ s/(llm_engine chat \{)/$1 $line/r);
@@ -44,6 +45,8 @@ my @wrong = (
     ['max_num_seqs 64; max_num_batched_tokens 32;',
         qr/max_num_batched_tokens.*max_num_seqs/],
     ['kv_cache_memory lots;', qr/kv_cache_memory.*lots/],
+    ['kv_cache_dtype q4_0;', qr/kv_cache_dtype.*q4_0.*(f16|q8_0)/],
+    ['kv_cache_dtype q8;', qr/kv_cache_dtype.*"q8"/],
     ['threads -1;', qr/threads.*-1/],
     ['slots 3;', qr/slots.*3/],
     ['device cpu; device cpu;', qr/duplicate "device"/],

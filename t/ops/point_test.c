@@ -17,6 +17,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/cpu_kv.h"
 #include "kernels/cpu/cpu_math.h"
 #include "kernels/cpu/cpu_point.h"
 #include "kernels/op/op.h"
@@ -214,7 +215,7 @@ test_memory(void **unused)
     assert_null(cpu->alloc(devs[0], (size_t) 1 << 60));
     cpu->free(devs[0], NULL, 10);
 
-    assert_int_equal(cpu->kv_page_bytes(devs[0], 30, 3, 64),
+    assert_int_equal(cpu->kv_page_bytes(devs[0], OP_F16, 30, 3, 64),
                      30 * 3 * 64 * 2 * 16 * 2);
 }
 
@@ -396,11 +397,14 @@ typedef struct {
 } rope_case_t;
 
 
+static op_dtype_t pool_dtype;
+
+
 /* Two sequences of 21 and 20 rows at positions 5 … and 40 …, on pages 3 to 0
  * and 7 to 4. */
 static void
 run_rope(const op_table_t *ops, op_dev_t *dev, const rope_case_t *c, float *qkv,
-         uint16_t *pages)
+         void *pages)
 {
     enum { A = 21, B = 20 };
     static const int32_t table_a[] = { 3, 2, 1, 0 };
@@ -409,7 +413,7 @@ run_rope(const op_table_t *ops, op_dev_t *dev, const rope_case_t *c, float *qkv,
     const int32_t row_start[] = { 0, A, A + B };
     int32_t pos[A + B];
     const op_attn_t attn = { c->n_heads, c->n_kv_heads, c->head_dim, 1.0f };
-    const op_kv_t kv = { pages, 8, 2, c->n_kv_heads, c->head_dim };
+    const op_kv_t kv = { pages, 8, 2, c->n_kv_heads, c->head_dim, pool_dtype };
     float cos_sin[64 * 512];
 
     for (int i = 0; i < A + B; i++) {
@@ -435,12 +439,71 @@ run_rope(const op_table_t *ops, op_dev_t *dev, const rope_case_t *c, float *qkv,
 }
 
 
+/* The rule of op_kv_t for n ≤ 32 values, in its own words. */
+static uint16_t
+quantise(int8_t *q, const float *x, int n)
+{
+    double top = 0.0;
+
+    for (int i = 0; i < n; i++) {
+        top = isfinite(x[i]) && !(top > 1e300) ? fmax(top, fabs((double) x[i]))
+                                               : INFINITY;
+    }
+
+    /* one rounding to f32, as the rule's division, and one to f16 */
+    const uint16_t scale = op_float_to_half((float) top / 127.0f);
+    const double d = op_half_to_float(scale);
+
+    for (int i = 0; i < n; i++) {
+        const double r =
+            d > 0.0 && isfinite(d) ? rint((double) (float) (x[i] / d)) : 0.0;
+
+        q[i] = (int8_t) (r > 127.0 ? 127.0 : r < -127.0 ? -127.0 : r);
+    }
+    return isfinite(d) ? scale : 0x7e00;
+}
+
+
+/* One head of one token in its record of the pool. */
+static void
+assert_slot(const uint8_t *record, const cpu_kv_layout_t *at, int dim, int slot,
+            const float *const *kv)
+{
+    for (int d = 0; d < dim; d++) {
+        const int steps[2] = { d * 16 + slot, slot * dim + d };
+
+        for (int i = 0; i < 2; i++) {
+            const uint8_t *data = record + (i == 0 ? at->k : at->v);
+            const uint16_t *scales =
+                (const void *) (record
+                                + (i == 0 ? at->k_scales : at->v_scales));
+            const int first = d / 32 * 32;
+            int8_t q[32];
+
+            if (at->dtype == OP_F16) {
+                assert_int_equal(((const uint16_t *) data)[steps[i]],
+                                 op_float_to_half(kv[i][d]));
+                continue;
+            }
+
+            const uint16_t scale =
+                quantise(q, kv[i] + first, dim - first < 32 ? dim - first : 32);
+
+            assert_int_equal(((const int8_t *) data)[steps[i]], q[d - first]);
+            assert_int_equal(scales[d / 32 * 16 + slot], scale);
+        }
+    }
+}
+
+
 /* k and v of the page pool against the rows they came from. */
 static void
-assert_kv(const rope_case_t *c, const float *qkv, const uint16_t *pages)
+assert_kv(const rope_case_t *c, const float *qkv, const uint8_t *pages)
 {
     const int dim = c->head_dim;
     const int stride = (c->n_heads + 2 * c->n_kv_heads) * dim;
+    const cpu_kv_layout_t at =
+        cpu_kv_layout((int) pool_dtype, c->n_kv_heads, dim);
 
     for (int r = 0; r < 41; r++) {
         const int pos = r < 21 ? 5 + r : 19 + r;
@@ -448,15 +511,11 @@ assert_kv(const rope_case_t *c, const float *qkv, const uint16_t *pages)
 
         for (int h = 0; h < c->n_kv_heads; h++) {
             const float *k = qkv + (size_t) r * stride + (c->n_heads + h) * dim;
-            const float *v = k + c->n_kv_heads * dim;
-            const uint16_t *at =
-                pages + ((size_t) (8 + page) * c->n_kv_heads + h) * 32 * dim;
+            const float *const kv[2] = { k, k + c->n_kv_heads * dim };
 
-            for (int d = 0; d < dim; d++) {
-                assert_int_equal(at[d * 16 + pos % 16], op_float_to_half(k[d]));
-                assert_int_equal(at[16 * dim + pos % 16 * dim + d],
-                                 op_float_to_half(v[d]));
-            }
+            assert_slot(pages + (size_t) (8 + page) * at.page_bytes
+                            + (size_t) h * at.head_bytes,
+                        &at, dim, pos % 16, kv);
         }
     }
 }
@@ -467,13 +526,15 @@ check_rope(const rope_case_t *c)
 {
     const size_t n =
         (size_t) 41 * (c->n_heads + 2 * c->n_kv_heads) * c->head_dim;
-    const size_t halves = (size_t) 2 * 8 * c->n_kv_heads * 32 * c->head_dim;
+    const size_t bytes = 8
+                         * cpu->kv_page_bytes(devs[0], (int) pool_dtype, 2,
+                                              c->n_kv_heads, c->head_dim);
     float *x = floats(n, 4.0f);
     float *want = floats(n, 0.0f);
     float *first = floats(n, 0.0f);
     float *y = floats(n, 0.0f);
-    uint16_t *pages = calloc(halves, 2);
-    uint16_t *first_pages = calloc(halves, 2);
+    uint8_t *pages = calloc(bytes, 1);
+    uint8_t *first_pages = calloc(bytes, 1);
 
     assert_non_null(pages);
     assert_non_null(first_pages);
@@ -484,11 +545,11 @@ check_rope(const rope_case_t *c)
 
     memcpy(want, x, n * sizeof(float));
     run_rope(ref, ref_dev, c, want, pages);
-    memset(pages, 0, halves * 2);
+    memset(pages, 0, bytes);
 
     for (int k = 0; k < n_devs; k++) {
         memcpy(y, x, n * sizeof(float));
-        memset(pages, 0, halves * 2);
+        memset(pages, 0, bytes);
         run_rope(cpu, devs[k], c, y, pages);
         for (size_t i = 0; i < n; i++) {
             if (i != n - 4) {
@@ -500,10 +561,10 @@ check_rope(const rope_case_t *c)
 
         if (k == 0) {
             memcpy(first, y, n * sizeof(float));
-            memcpy(first_pages, pages, halves * 2);
+            memcpy(first_pages, pages, bytes);
         }
         assert_memory_equal(first, y, n * sizeof(float));
-        assert_memory_equal(first_pages, pages, halves * 2);
+        assert_memory_equal(first_pages, pages, bytes);
     }
 
     free(x);
@@ -530,8 +591,110 @@ test_rope(void **unused)
     (void) unused;
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        pool_dtype = OP_F16;
+        check_rope(&cases[i]);
+        pool_dtype = OP_Q8_0;
         check_rope(&cases[i]);
     }
+}
+
+
+/* Random blocks, with zeros, subnormal and huge ones, Inf and NaN. */
+static void
+fill_blocks(float *x, int n)
+{
+    for (int i = 0; i < n; i++) {
+        x[i] = uniform(-1.0f, 1.0f);
+    }
+    for (int b = 0; b < n; b += OP_KV_BLOCK) {
+        const int last = n - b < OP_KV_BLOCK ? n - b - 1 : OP_KV_BLOCK - 1;
+        const int kind = (int) uniform(0.0f, 8.0f);
+        const float size = kind < 6 ? exp2f(uniform(-40.0f, 26.0f)) : 1.0f;
+
+        for (int i = b; i <= b + last; i++) {
+            x[i] *= kind == 0 ? 0.0f : size;
+        }
+        if (kind == 1) { /* halves, so that quotients tie */
+            for (int i = b; i < b + last; i++) {
+                x[i] = (float) (int) (x[i] / size * 254.0f) * 0.5f;
+            }
+            x[b + last] = 127.0f;
+        }
+        if (kind >= 6) {
+            static const float odd[] = { NAN,    -NAN,  INFINITY,  -INFINITY,
+                                         1e-45f, 3e38f, 8319000.0f };
+
+            x[b + last] = odd[(int) uniform(0.0f, 6.99f)];
+        }
+    }
+}
+
+
+/* The attention of a first token is its V, as the pool rounded it: the same
+ * from the oracle and from every instruction set. */
+static void
+test_round_trip(void **unused)
+{
+    enum { N_HEADS = 1, DIM = 498, TRIALS = 400 };
+    static const int32_t zero[1] = { 0 }, row_start[2] = { 0, 1 };
+    const int32_t *const table = zero;
+    const op_attn_t attn = { N_HEADS, 1, DIM, 1.0f };
+    const op_limits_t limits = { 1, 1, 16, DIM, N_HEADS, 1, DIM };
+    const op_batch_t batch = {
+        .n_rows = 1,
+        .n_seqs = 1,
+        .pos = zero,
+        .row_start = row_start,
+        .block_table = &table,
+    };
+    op_err_t err;
+    int nans = 0;
+
+    (void) unused;
+
+    for (int trial = 0; trial < TRIALS; trial++) {
+        const op_dtype_t dtype = trial % 4 == 0 ? OP_F16 : OP_Q8_0;
+        float qkv[3 * DIM] = { 0.0f }, want[DIM], got[DIM];
+
+        fill_blocks(qkv + 2 * DIM, DIM);
+
+        for (int k = -1; k < n_devs; k++) {
+            const op_table_t *ops = k < 0 ? ref : cpu;
+            op_dev_t *dev = k < 0 ? ref_dev : devs[k];
+            const size_t bytes =
+                ops->kv_page_bytes(dev, (int) dtype, 1, 1, DIM);
+            op_kv_t kv = { ops->alloc(dev, bytes), 1, 1, 1, DIM, dtype };
+
+            assert_non_null(kv.base);
+            assert_int_equal(ops->prepare(dev, &limits, &err), 0);
+            ops->rope_kv(dev, qkv, &batch, &attn, NULL, 0, OP_ROPE_PAIRS, &kv,
+                         0);
+            ops->attention(dev, k < 0 ? want : got, qkv, &batch, &attn, &kv, 0);
+            ops->free(dev, kv.base, bytes);
+
+            for (int d = 0; k >= 0 && d < DIM; d++) {
+                nans += isnan(got[d]);
+                assert_true(got[d] == want[d]
+                            || (isnan(got[d]) && isnan(want[d])));
+            }
+        }
+
+        for (int d = 0; d < DIM && dtype == OP_Q8_0; d++) {
+            const float *block = qkv + 2 * DIM + d / 32 * 32;
+            double top = 0.0;
+
+            for (int i = 0; i < 32 && d / 32 * 32 + i < DIM; i++) {
+                top = fmax(top, fabs((double) block[i]));
+            }
+            /* d is within 2^-11, or 2^-25 where f16 is subnormal */
+            assert_true(isnan(want[d])
+                        || fabs((double) want[d] - block[d % 32])
+                               <= top * 0.5001 / 127 * (1 + 0x1p-11)
+                                      + top * 0x1p-11 + 127.5 * 0x1p-25);
+        }
+    }
+
+    assert_true(nans > 0);
 }
 
 
@@ -614,11 +777,12 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_open),   cmocka_unit_test(test_environment),
-        cmocka_unit_test(test_limits), cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_exp),    cmocka_unit_test(test_rmsnorm),
-        cmocka_unit_test(test_silu),   cmocka_unit_test(test_gather),
-        cmocka_unit_test(test_rope),   cmocka_unit_test(test_narrow),
+        cmocka_unit_test(test_open),       cmocka_unit_test(test_environment),
+        cmocka_unit_test(test_limits),     cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_exp),        cmocka_unit_test(test_rmsnorm),
+        cmocka_unit_test(test_silu),       cmocka_unit_test(test_gather),
+        cmocka_unit_test(test_rope),       cmocka_unit_test(test_narrow),
+        cmocka_unit_test(test_round_trip),
     };
     const uint64_t seed = getenv("SEED") ? strtoull(getenv("SEED"), NULL, 10)
                                          : (uint64_t) time(NULL);
