@@ -13,8 +13,8 @@
 
 
 /* Fills *kv with base memory for kv->n_pages pages (n_pages, n_layers,
- * n_kv_heads, head_dim and dtype set by the caller).  LLM_OK, or LLM_NOMEM with the
- * size in err and kv->base NULL. */
+ * n_kv_heads, head_dim and dtype set by the caller).  LLM_OK, or LLM_NOMEM
+ * with the size in err and kv->base NULL. */
 int kv_store_create(const op_table_t *ops, op_dev_t *dev, op_kv_t *kv,
                     llm_err_t *err);
 void kv_store_destroy(const op_table_t *ops, op_dev_t *dev, op_kv_t *kv);
