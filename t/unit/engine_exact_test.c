@@ -539,6 +539,35 @@ test_q8_0_pages(void **state)
 }
 
 
+static void
+test_dtype_words(void **state)
+{
+    static const char *const bad[] = { "q4_0", "", "F16", "q8_0 ", "1" };
+    engine_conf_t conf;
+    llm_err_t err;
+    char word[64];
+
+    (void) state;
+    engine_conf_init(&conf);
+    assert_int_equal(conf.kv_cache_dtype, OP_F16);
+    assert_int_equal(engine_conf_set(&conf, "kv_cache_dtype=q8_0", &err),
+                     LLM_OK);
+    assert_int_equal(conf.kv_cache_dtype, OP_Q8_0);
+
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        snprintf(word, sizeof(word), "kv_cache_dtype=%s", bad[i]);
+        assert_int_equal(engine_conf_set(&conf, word, &err), LLM_BADREQ);
+        assert_non_null(strstr(err.text, word));
+        assert_non_null(strstr(err.text, "use f16 or q8_0"));
+        assert_int_equal(conf.kv_cache_dtype, OP_Q8_0);
+    }
+
+    assert_int_equal(engine_conf_set(&conf, "kv_cache_dtype=f16", &err),
+                     LLM_OK);
+    assert_int_equal(conf.kv_cache_dtype, OP_F16);
+}
+
+
 int
 main(void)
 {
@@ -549,6 +578,7 @@ main(void)
         cmocka_unit_test(test_instruction_sets),
         cmocka_unit_test(test_q8_0),
         cmocka_unit_test(test_q8_0_pages),
+        cmocka_unit_test(test_dtype_words),
     };
 
     if (getenv("LLM_TEST_MODEL") == NULL) {
