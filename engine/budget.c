@@ -128,7 +128,7 @@ budget_pages(engine_t *engine, llm_err_t *err)
     const engine_conf_t *conf = &engine->conf;
     kv_size_t size;
     kv_ask_t ask = {
-        .page_bytes = model_page_bytes(engine->model),
+        .page_bytes = model_page_bytes(engine->model, conf->kv_cache_dtype),
         .kv_cache_memory = conf->kv_cache_memory,
         .utilization = conf->gpu_memory_utilization,
         .max_seqs = conf->max_num_seqs,
@@ -160,9 +160,10 @@ budget_pages(engine_t *engine, llm_err_t *err)
     }
 
     log_write(LOG_NOTICE,
-              "kv: cache of %d tokens (%d pages, %s); maximum concurrency for "
-              "%d tokens per request: %.2fx",
+              "kv: cache of %d tokens (%d pages, %s, %s); maximum concurrency "
+              "for %d tokens per request: %.2fx",
               size.n_pages * KV_PAGE, size.n_pages,
+              op_dtype_name(conf->kv_cache_dtype),
               kv_amount((size_t) size.n_pages * ask.page_bytes).text,
               size.max_len, (double) size.n_pages / kv_pages_for(size.max_len));
     log_write(LOG_INFO,

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "engine/base/log.h"
+#include "kernels/op/tensor.h"
 
 typedef enum {
     CONF_STR,
@@ -18,7 +19,8 @@ typedef enum {
     CONF_SIZE,
     CONF_LEVEL,
     CONF_SHARE, /* a fraction; its range is in thousandths */
-    CONF_FLAG
+    CONF_FLAG,
+    CONF_DTYPE
 } conf_kind_t;
 
 typedef struct {
@@ -50,6 +52,7 @@ static const conf_row_t conf_rows[] = {
       1000, false },
     { "kv_cache_prefault", CONF_FLAG, AT(kv_cache_prefault), 0, 0, false },
     { "kv_cache_memory", CONF_SIZE, AT(kv_cache_memory), 1, 0, false },
+    { "kv_cache_dtype", CONF_DTYPE, AT(kv_cache_dtype), 0, 0, false },
     { "threads", CONF_INT, AT(threads), 1, 256, true },
     { "workers", CONF_INT, AT(workers), 1, 256, false },
 };
@@ -65,6 +68,7 @@ engine_conf_init(engine_conf_t *conf)
         .block_size = 16,
         .max_num_seqs = 128,
         .max_num_batched_tokens = 2048,
+        .kv_cache_dtype = OP_F16,
         .workers = 8,
     };
 }
@@ -153,6 +157,18 @@ conf_set_flag(const conf_row_t *row, bool *place, const char *value,
 }
 
 
+/* A type of the KV cache; −1: none. */
+static int
+parse_dtype(const char *text)
+{
+    if (strcmp(text, "f16") == 0) {
+        return OP_F16;
+    }
+
+    return strcmp(text, "q8_0") == 0 ? OP_Q8_0 : -1;
+}
+
+
 static int
 conf_set_row(engine_conf_t *conf, const conf_row_t *row, const char *value,
              llm_err_t *err)
@@ -199,6 +215,17 @@ conf_set_row(engine_conf_t *conf, const conf_row_t *row, const char *value,
 
     case CONF_FLAG:
         return conf_set_flag(row, (bool *) (void *) place, value, err);
+
+    case CONF_DTYPE:
+        n = parse_dtype(value);
+
+        if (n < 0) {
+            return llm_err_set(err, LLM_BADREQ, row->key,
+                               "%s=%s: use f16 or q8_0", row->key, value);
+        }
+
+        *(int *) (void *) place = (int) n;
+        return LLM_OK;
 
     case CONF_INT:
         break;

@@ -27,6 +27,7 @@ typedef struct {
     double gpu_memory_utilization; /* 0.05 … 1; 0: the default */
     uint64_t kv_cache_memory;      /* bytes; 0: by the utilization */
     bool kv_cache_prefault;        /* touch the cache at start */
+    int kv_cache_dtype;            /* an op_dtype_t: OP_F16 or OP_Q8_0 */
     int threads;                   /* 0: auto */
     int workers;                   /* worker indexes of the segment */
 } engine_conf_t;

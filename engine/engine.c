@@ -108,7 +108,8 @@ open_model(engine_t *engine, const gguf_t *gguf, llm_err_t *err)
 
     engine->kv = (op_kv_t){ .n_layers = config.n_layers,
                             .n_kv_heads = config.n_kv_heads,
-                            .head_dim = config.head_dim };
+                            .head_dim = config.head_dim,
+                            .dtype = (op_dtype_t) conf->kv_cache_dtype };
 
     return LLM_OK;
 }

@@ -11,6 +11,7 @@
 
 #include "engine/base/status.h"
 #include "engine/kv/table.h"
+#include "kernels/op/op.h"
 #include "kernels/op/repack.h"
 
 static const sizing_shape_t shapes[] = {
@@ -159,11 +160,17 @@ sizing_activation_bytes(const sizing_shape_t *shape, const sizing_step_t *step)
 size_t
 sizing_kv_bytes(const sizing_shape_t *shape, op_dtype_t dtype)
 {
-    const size_t values =
+    const size_t rows =
         (size_t) 2 * (size_t) shape->n_layers * (size_t) shape->n_kv_heads;
+    const size_t dim = (size_t) shape->head_dim;
 
-    return values * (size_t) shape->head_dim * (size_t) op_dtype_bytes(dtype)
-           / (size_t) op_dtype_block(dtype);
+    if (dtype == OP_Q8_0) {
+        const size_t scales = (dim + OP_KV_BLOCK - 1) / OP_KV_BLOCK;
+
+        return rows * (dim + scales * sizeof(uint16_t));
+    }
+
+    return rows * dim * (size_t) op_dtype_bytes(dtype);
 }
 
 

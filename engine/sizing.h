@@ -88,7 +88,8 @@ size_t sizing_activation_bytes(const sizing_shape_t *shape,
                                const sizing_step_t *step);
 
 /* Bytes of K and V of a token, all layers.  dtype: OP_F16, OP_BF16, OP_F32, or
- * OP_Q8_0 (32 values and their scale in 34 bytes). */
+ * OP_Q8_0 (bytes, and two more for the scale of every 32, as the pages have
+ * them: the last of a head may be fewer). */
 size_t sizing_kv_bytes(const sizing_shape_t *shape, op_dtype_t dtype);
 
 /* What the load comes to.  A paged request of unknown length leaves its last

@@ -45,6 +45,8 @@ static char *ngx_http_llm_set_share(ngx_conf_t *cf,
     ngx_http_llm_engine_t *engine, const ngx_http_llm_option_t *option);
 static char *ngx_http_llm_set_flag(ngx_conf_t *cf,
     ngx_http_llm_engine_t *engine, const ngx_http_llm_option_t *option);
+static char *ngx_http_llm_set_dtype(ngx_conf_t *cf,
+    ngx_http_llm_engine_t *engine, const ngx_http_llm_option_t *option);
 static char *ngx_http_llm_set_slots(ngx_conf_t *cf,
     ngx_http_llm_engine_t *engine, const ngx_http_llm_option_t *option);
 static char *ngx_http_llm_set_file(ngx_conf_t *cf,
@@ -85,6 +87,9 @@ static const ngx_http_llm_option_t  ngx_http_llm_options[] = {
 
     { ngx_string("kv_cache_memory"), 1, ngx_http_llm_set_size,
       llm_at(kv_cache_memory), 0, 0, 0 },
+
+    { ngx_string("kv_cache_dtype"), 1, ngx_http_llm_set_dtype,
+      llm_at(kv_cache_dtype), 0, 0, 0 },
 
     { ngx_string("threads"), 1, ngx_http_llm_set_number,
       llm_at(threads), 1, 1024, 1 },
@@ -181,6 +186,7 @@ ngx_http_llm_block(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 
     ngx_str_set(&engine->program, NGX_HTTP_LLM_PROGRAM);
     ngx_str_set(&engine->device, "auto");
+    ngx_str_set(&engine->kv_cache_dtype, "f16");
     engine->block_size = 16;
     engine->max_num_seqs = 128;
     engine->max_num_batched_tokens = 2048;
@@ -516,6 +522,30 @@ ngx_http_llm_set_flag(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
         ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
                            "%V \"%V\" of llm_engine \"%V\" is invalid: use "
                            "\"on\" or \"off\"", &value[0], &value[1],
+                           &engine->name);
+        return NGX_CONF_ERROR;
+    }
+
+    *(ngx_str_t *) ((char *) engine + option->offset) = value[1];
+
+    return NGX_CONF_OK;
+}
+
+
+static char *
+ngx_http_llm_set_dtype(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
+    const ngx_http_llm_option_t *option)
+{
+    ngx_str_t  *value;
+
+    value = cf->args->elts;
+
+    if (ngx_strcmp(value[1].data, "f16") != 0
+        && ngx_strcmp(value[1].data, "q8_0") != 0)
+    {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "%V \"%V\" of llm_engine \"%V\" is invalid: use "
+                           "\"f16\" or \"q8_0\"", &value[0], &value[1],
                            &engine->name);
         return NGX_CONF_ERROR;
     }

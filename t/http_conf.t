@@ -24,7 +24,8 @@ my @right = ('device cpu;', 'device auto;', 'block_size 16;',
     'max_num_batched_tokens 4096;', 'kv_cache_memory 64m;', 'threads 2;',
     'threads auto;', 'slots 64;', 'gpu_memory_utilization 0.05;',
     'gpu_memory_utilization 1;', 'gpu_memory_utilization 0.925;',
-    'kv_cache_prefault on;', 'kv_cache_prefault off;');
+    'kv_cache_prefault on;', 'kv_cache_prefault off;', 'kv_cache_dtype f16;',
+    'kv_cache_dtype q8_0;');
 
 for my $line (@right) {
     $t->write_conf($good =~ s/(llm_engine chat \{)/$1 $line/r);
@@ -54,6 +55,8 @@ my @wrong = (
     ['gpu_memory_utilization "";', qr/gpu_memory_utilization ""/],
     ['gpu_memory_utilization 0.5 0.6;', qr/gpu_memory_utilization.*one/],
     ['kv_cache_prefault yes;', qr/kv_cache_prefault "yes".*"on" or "off"/],
+    ['kv_cache_dtype q4_0;', qr/kv_cache_dtype.*q4_0.*(f16|q8_0)/],
+    ['kv_cache_dtype q8;', qr/kv_cache_dtype.*"q8"/],
     ['threads -1;', qr/threads.*-1/],
     ['slots 3;', qr/slots.*3/],
     ['device cpu; device cpu;', qr/duplicate "device"/],
@@ -123,6 +126,13 @@ $t->write_conf($llm);
 is $status, 0, 'conf/llm.conf is good' or diag $out;
 $t->start;
 is $t->chat('Hi', max_tokens => 2)->{status}, 200, 'and serves';
+like $t->log, qr/kv: \d+ pages of 16 tokens, F16/, 'with the cache it says';
+$t->stop_ok;
+
+$t->write_conf($llm =~ s/kv_cache_dtype f16/kv_cache_dtype q8_0/r);
+$t->start;
+is $t->chat('Hi', max_tokens => 2)->{status}, 200, 'kv_cache_dtype q8_0 serves';
+like $t->log, qr/kv: \d+ pages of 16 tokens, Q8_0/, 'with bytes';
 $t->stop_ok;
 
 done_testing;

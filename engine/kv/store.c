@@ -226,12 +226,19 @@ kv_store_size(const kv_ask_t *ask, kv_size_t *size, llm_err_t *err)
 }
 
 
+static size_t
+page_bytes(const op_table_t *ops, op_dev_t *dev, const op_kv_t *kv)
+{
+    return ops->kv_page_bytes(dev, (int) kv->dtype, kv->n_layers,
+                              kv->n_kv_heads, kv->head_dim);
+}
+
+
 int
 kv_store_create(const op_table_t *ops, op_dev_t *dev, op_kv_t *kv,
                 llm_err_t *err)
 {
-    const size_t page =
-        ops->kv_page_bytes(dev, kv->n_layers, kv->n_kv_heads, kv->head_dim);
+    const size_t page = page_bytes(ops, dev, kv);
     size_t bytes;
 
     llm_assert(kv->n_pages >= 1 && page > 0);
@@ -260,8 +267,7 @@ kv_store_destroy(const op_table_t *ops, op_dev_t *dev, op_kv_t *kv)
         return;
     }
 
-    const size_t page =
-        ops->kv_page_bytes(dev, kv->n_layers, kv->n_kv_heads, kv->head_dim);
+    const size_t page = page_bytes(ops, dev, kv);
 
     ops->free(dev, kv->base, (size_t) kv->n_pages * page);
     kv->base = NULL;

@@ -61,8 +61,8 @@ int kv_store_check(size_t total, size_t free, double utilization,
 int kv_store_size(const kv_ask_t *ask, kv_size_t *size, llm_err_t *err);
 
 /* Fills *kv with base memory for kv->n_pages pages (n_pages, n_layers,
- * n_kv_heads and head_dim set by the caller).  LLM_OK, or LLM_NOMEM with the
- * size in err and kv->base NULL. */
+ * n_kv_heads, head_dim and dtype set by the caller).  LLM_OK, or LLM_NOMEM
+ * with the size in err and kv->base NULL. */
 int kv_store_create(const op_table_t *ops, op_dev_t *dev, op_kv_t *kv,
                     llm_err_t *err);
 void kv_store_destroy(const op_table_t *ops, op_dev_t *dev, op_kv_t *kv);

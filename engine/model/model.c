@@ -325,10 +325,10 @@ model_activation_bytes(const model_t *model)
 
 
 size_t
-model_page_bytes(const model_t *model)
+model_page_bytes(const model_t *model, int dtype)
 {
     const model_config_t *c = &model->config;
 
-    return model->ops->kv_page_bytes(model->dev, c->n_layers, c->n_kv_heads,
-                                     c->head_dim);
+    return model->ops->kv_page_bytes(model->dev, dtype, c->n_layers,
+                                     c->n_kv_heads, c->head_dim);
 }

@@ -35,8 +35,9 @@ const model_config_t *model_config(const model_t *model);
 size_t model_weight_bytes(const model_t *model);
 size_t model_activation_bytes(const model_t *model);
 
-/* Bytes of one KV page over all layers, and a pool of pages to run with. */
-size_t model_page_bytes(const model_t *model);
+/* Bytes of one KV page over all layers, K and V as dtype (OP_F16, OP_Q8_0);
+ * 0: the backend has no such pool. */
+size_t model_page_bytes(const model_t *model, int dtype);
 
 /* One pass over the batch: writes K and V of every row to kv, and keeps the
  * final normed hidden state of the out_rows.  Bounds are the caller's: rows,

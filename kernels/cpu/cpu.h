@@ -73,7 +73,10 @@ void cpu_attn_fini(op_dev_t *dev);
 void cpu_attention(op_dev_t *dev, float *out, const float *q,
                    const op_batch_t *batch, const op_attn_t *attn,
                    const op_kv_t *kv, int layer);
-size_t cpu_kv_page_bytes(op_dev_t *dev, int n_layers, int n_kv_heads,
+
+/* --- cpu_kv.c --- */
+
+size_t cpu_kv_page_bytes(op_dev_t *dev, int dtype, int n_layers, int n_kv_heads,
                          int head_dim);
 
 /* --- cpu_point.c --- */

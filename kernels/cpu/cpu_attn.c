@@ -60,8 +60,8 @@ typedef struct {
     const float *q;
     const op_batch_t *batch;
     const op_attn_t *attn;
-    const uint16_t *pages; /* of the layer */
-    size_t page_halves;
+    const uint8_t *pages; /* of the layer */
+    cpu_kv_layout_t layout;
     int n_units;
     int n_items;
     int grain; /* items taken at once */
@@ -90,15 +90,6 @@ kernels_of(int isa)
 #endif
     (void) isa;
     return &cpu_attn_baseline;
-}
-
-
-size_t
-cpu_kv_page_bytes(op_dev_t *dev, int n_layers, int n_kv_heads, int head_dim)
-{
-    (void) dev;
-    return (size_t) n_layers * n_kv_heads * head_dim * 2 * OP_PAGE
-           * sizeof(uint16_t);
 }
 
 
@@ -309,11 +300,12 @@ load_pages(const job_t *job, const unit_t *unit, int head,
     const int32_t *table =
         job->batch->block_table[unit->seq] + item->first / OP_PAGE;
     const int last = cpu_attn_visible(item, item->n_queries - 1);
-    const size_t offset = (size_t) head * 2 * OP_PAGE * item->split.head_dim;
+    const size_t offset = (size_t) head * job->layout.head_bytes;
 
     item->split.n_pages = (last + OP_PAGE - 1) / OP_PAGE;
     for (int p = 0; p < item->split.n_pages; p++) {
-        item->split.page[p] = job->pages + table[p] * job->page_halves + offset;
+        item->split.page[p] =
+            job->pages + table[p] * job->layout.page_bytes + offset;
     }
 }
 
@@ -385,6 +377,7 @@ run_item(const job_t *job, int number, float *buffers)
     const int tile_rows =
         scratch->group > TILE_ROWS ? scratch->group : TILE_ROWS;
     cpu_attn_item_t item = {
+        .split.layout = job->layout,
         .split.head_dim = job->attn->head_dim,
         .first = split * OP_SPLIT,
         .pos = unit->pos,
@@ -442,8 +435,6 @@ cpu_attention(op_dev_t *dev, float *out, const float *q,
               const op_batch_t *batch, const op_attn_t *attn, const op_kv_t *kv,
               int layer)
 {
-    const size_t page_halves =
-        (size_t) kv->n_kv_heads * kv->head_dim * 2 * OP_PAGE;
     const int threads = cpu_pool_threads(dev->pool);
     walk_t walk = { .seq = batch->n_seqs };
     job_t job = {
@@ -453,11 +444,10 @@ cpu_attention(op_dev_t *dev, float *out, const float *q,
         .q = q,
         .batch = batch,
         .attn = attn,
-        .page_halves = page_halves,
+        .layout = cpu_kv_layout(kv->dtype, kv->n_kv_heads, kv->head_dim),
     };
 
-    job.pages = (const uint16_t *) kv->base
-                + (size_t) layer * kv->n_pages * page_halves;
+    job.pages = cpu_kv_layer(kv, &job.layout, layer);
 
     walk.seq = batch->n_seqs - 1;
     walk.row = batch->n_seqs > 0 ? batch->row_start[walk.seq] : 0;

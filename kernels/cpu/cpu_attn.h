@@ -6,8 +6,8 @@
  * one token).  Each sum has one order, written here, and the tables agree to
  * the bit.
  *
- * A page of one KV head is K as f16 [head_dim][16], then V as f16
- * [16][head_dim]: 16 tokens' scores are one 512-bit register.
+ * K and V are read as cpu_kv.h lays them out; both types become f32 without
+ * rounding, so they differ in nothing but the loads.
  */
 
 #ifndef KERNELS_CPU_CPU_ATTN_H
@@ -15,6 +15,7 @@
 
 #include <stdint.h>
 
+#include "kernels/cpu/cpu_kv.h"
 #include "kernels/op/op.h"
 
 enum {
@@ -33,7 +34,8 @@ enum {
 
 /* The K and V that a kernel reads: one split of one KV head. */
 typedef struct {
-    const uint16_t *page[CPU_ATTN_PAGES]; /* K; V is 16 * head_dim further */
+    const uint8_t *page[CPU_ATTN_PAGES]; /* records of the KV head */
+    cpu_kv_layout_t layout;
     int n_pages;
     int head_dim;
 } cpu_attn_split_t;
@@ -65,8 +67,12 @@ typedef struct {
     void (*values_wide)(float *o, int ldo, const float *s, int rows,
                         const float *v, int n, int dim);
 
-    /* n f16 to f32, exact. */
-    void (*widen)(float *out, const uint16_t *in, int n);
+    /* A page's K to f32, exact: [head_dim][16]. */
+    void (*widen_keys)(const cpu_attn_split_t *split, float *out, int page);
+
+    /* The same of V for its first n tokens, rows of `ld` floats. */
+    void (*widen_values)(const cpu_attn_split_t *split, float *out, int ld,
+                         int page, int n);
 
     /* y[d] = (sum of w_i * o_i[d] by fma from 0, i ascending) / sum.
      * parts: n partials `stride` floats apart, w_i at [2], o_i at [16]. */
@@ -93,6 +99,14 @@ typedef struct {
     float *wide;   /* [CPU_ATTN_GROUP * OP_PAGE][dim] */
     float *parts;  /* [rows][ldo]: maximum, sum, …, o */
 } cpu_attn_item_t;
+
+
+/* A page's f16: V, or the scales of K and V. */
+static inline const uint16_t *
+cpu_attn_halves(const cpu_attn_split_t *split, int page, size_t offset)
+{
+    return (const uint16_t *) (const void *) (split->page[page] + offset);
+}
 
 
 /* Tokens of the split that a query sees. */

@@ -15,11 +15,29 @@
 
 enum { MAX_ROWS = 3, MAX_REGS = 4 };
 
+/* How a kernel finds K and V: widened, f16 or q8_0. */
+enum { FLOATS, HALVES, BYTES };
+
+/* Pages of K. */
+typedef struct {
+    const void *k[CPU_ATTN_PAGES];
+    const uint16_t *scales[CPU_ATTN_PAGES]; /* of BYTES */
+    int head_dim;
+} keys_t;
+
 
 ALWAYS __m256
 load_half(const uint16_t *p)
 {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) p));
+}
+
+
+ALWAYS __m256
+load_bytes(const int8_t *p)
+{
+    return _mm256_cvtepi32_ps(
+        _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *) p)));
 }
 
 
@@ -30,12 +48,16 @@ block_rows(int rows)
 }
 
 
-/* Scores of rows × 1 or 2 pages, K as f16 (half) or f32. */
+/* Scores of rows × 1 or 2 pages from `first` on. */
 ALWAYS void
-scores_block(float *s, const float *q, const void *const *k, int head_dim,
-             const int rows, const int pages, const int half)
+scores_block(float *s, const float *q, const keys_t *keys, int first,
+             const int rows, const int pages, const int type)
 {
+    const int head_dim = keys->head_dim;
+    const int block = type == BYTES ? OP_KV_BLOCK : head_dim;
+    const void *const *k = keys->k + first;
     __m256 acc[MAX_ROWS][MAX_REGS];
+    __m256 scale[MAX_REGS];
 
     UNROLL
     for (int r = 0; r < rows; r++) {
@@ -45,18 +67,35 @@ scores_block(float *s, const float *q, const void *const *k, int head_dim,
         }
     }
 
-    for (int d = 0; d < head_dim; d++) {
-        UNROLL
-        for (int i = 0; i < 2 * pages; i++) {
-            const int at = d * OP_PAGE + i % 2 * 8;
-            const __m256 key =
-                half ? load_half((const uint16_t *) k[i / 2] + at)
-                     : _mm256_load_ps((const float *) k[i / 2] + at);
+    for (int from = 0; from < head_dim; from += block) {
+        const int to = from + block < head_dim ? from + block : head_dim;
 
+        if (type == BYTES) {
             UNROLL
-            for (int r = 0; r < rows; r++) {
-                acc[r][i] = _mm256_fmadd_ps(
-                    _mm256_broadcast_ss(q + r * head_dim + d), key, acc[r][i]);
+            for (int i = 0; i < 2 * pages; i++) {
+                scale[i] =
+                    load_half(keys->scales[first + i / 2]
+                              + from / OP_KV_BLOCK * OP_PAGE + i % 2 * 8);
+            }
+        }
+
+        for (int d = from; d < to; d++) {
+            UNROLL
+            for (int i = 0; i < 2 * pages; i++) {
+                const int at = d * OP_PAGE + i % 2 * 8;
+                const __m256 key =
+                    type == BYTES ? _mm256_mul_ps(
+                        load_bytes((const int8_t *) k[i / 2] + at), scale[i])
+                    : type == HALVES
+                        ? load_half((const uint16_t *) k[i / 2] + at)
+                        : _mm256_load_ps((const float *) k[i / 2] + at);
+
+                UNROLL
+                for (int r = 0; r < rows; r++) {
+                    acc[r][i] = _mm256_fmadd_ps(
+                        _mm256_broadcast_ss(q + r * head_dim + d), key,
+                        acc[r][i]);
+                }
             }
         }
     }
@@ -71,19 +110,19 @@ scores_block(float *s, const float *q, const void *const *k, int head_dim,
 }
 
 
-#define SCORES_CASE(r)                                                     \
-    case r:                                                                \
-        if (n == 2) {                                                      \
-            scores_block(s + p * OP_PAGE, q, k + p, head_dim, r, 2, half); \
-        } else {                                                           \
-            scores_block(s + p * OP_PAGE, q, k + p, head_dim, r, 1, half); \
-        }                                                                  \
+#define SCORES_CASE(r)                                             \
+    case r:                                                        \
+        if (n == 2) {                                              \
+            scores_block(s + p * OP_PAGE, q, keys, p, r, 2, type); \
+        } else {                                                   \
+            scores_block(s + p * OP_PAGE, q, keys, p, r, 1, type); \
+        }                                                          \
         break
 
 
 ALWAYS void
-scores_rows(float *s, const float *q, int rows, const void *const *k,
-            int head_dim, int pages, const int half)
+scores_rows(float *s, const float *q, int rows, const keys_t *keys, int pages,
+            const int type)
 {
     while (rows > 0) {
         const int height = block_rows(rows);
@@ -100,7 +139,7 @@ scores_rows(float *s, const float *q, int rows, const void *const *k,
 
         rows -= height;
         s += height * OP_SPLIT;
-        q += height * head_dim;
+        q += height * keys->head_dim;
     }
 }
 
@@ -108,8 +147,19 @@ scores_rows(float *s, const float *q, int rows, const void *const *k,
 static void
 avx2_scores(const cpu_attn_split_t *split, float *s, const float *q, int rows)
 {
-    scores_rows(s, q, rows, (const void *const *) split->page, split->head_dim,
-                split->n_pages, 1);
+    const cpu_kv_layout_t *at = &split->layout;
+    keys_t keys = { .head_dim = split->head_dim };
+
+    for (int p = 0; p < split->n_pages; p++) {
+        keys.k[p] = split->page[p] + at->k;
+        keys.scales[p] = cpu_attn_halves(split, p, at->k_scales);
+    }
+
+    if (at->dtype == OP_Q8_0) {
+        scores_rows(s, q, rows, &keys, split->n_pages, BYTES);
+    } else {
+        scores_rows(s, q, rows, &keys, split->n_pages, HALVES);
+    }
 }
 
 
@@ -117,12 +167,12 @@ static void
 avx2_scores_wide(float *s, const float *q, int rows, const float *k,
                  int n_pages, int head_dim)
 {
-    const void *pages[CPU_ATTN_GROUP];
+    keys_t keys = { .head_dim = head_dim };
 
     for (int p = 0; p < n_pages; p++) {
-        pages[p] = k + (size_t) p * OP_PAGE * head_dim;
+        keys.k[p] = k + (size_t) p * OP_PAGE * head_dim;
     }
-    scores_rows(s, q, rows, pages, head_dim, n_pages, 0);
+    scores_rows(s, q, rows, &keys, n_pages, FLOATS);
 }
 
 
@@ -234,18 +284,23 @@ avx2_softmax(float *s, int n, float *ml)
 }
 
 
-/* rows × regs sums of weight times V over n tokens, V as f16 (half) or f32,
- * rows of V `dim` apart, onto acc. */
+/* rows × regs sums of weight times V over n tokens, rows of V `dim` apart,
+ * onto acc.  scale: of BYTES, [register][token]. */
 ALWAYS void
-values_run(__m256 acc[MAX_ROWS][MAX_REGS], const float *s, const void *v, int n,
-           int dim, const int rows, const int regs, const int half)
+values_run(__m256 acc[MAX_ROWS][MAX_REGS], const float *s, const void *v,
+           float scale[MAX_REGS][OP_PAGE], int n, int dim, const int rows,
+           const int regs, const int type)
 {
     for (int t = 0; t < n; t++) {
         UNROLL
         for (int c = 0; c < regs; c++) {
             const int at = t * dim + c * 8;
-            const __m256 value = half ? load_half((const uint16_t *) v + at)
-                                      : _mm256_load_ps((const float *) v + at);
+            const __m256 value =
+                type == BYTES
+                    ? _mm256_mul_ps(load_bytes((const int8_t *) v + at),
+                                    _mm256_broadcast_ss(&scale[c][t]))
+                : type == HALVES ? load_half((const uint16_t *) v + at)
+                                 : _mm256_load_ps((const float *) v + at);
 
             UNROLL
             for (int r = 0; r < rows; r++) {
@@ -272,12 +327,35 @@ values_store(float *o, int ldo, __m256 acc[MAX_ROWS][MAX_REGS], const int rows,
 }
 
 
+/* The scales of a page's V for a block of columns, a register of 8 columns
+ * each: out[c][t]. */
+ALWAYS void
+value_scales(const cpu_attn_split_t *split, float out[MAX_REGS][OP_PAGE],
+             int page, int column, const int regs)
+{
+    const uint16_t *scales =
+        cpu_attn_halves(split, page, split->layout.v_scales);
+
+    UNROLL
+    for (int c = 0; c < regs; c++) {
+        const uint16_t *from =
+            scales + (column + c * 8) / OP_KV_BLOCK * OP_PAGE;
+
+        _mm256_storeu_ps(out[c], load_half(from));
+        _mm256_storeu_ps(out[c] + 8, load_half(from + 8));
+    }
+}
+
+
 ALWAYS void
 values_block(const cpu_attn_split_t *split, float *o, int ldo, const float *s,
-             int n, int column, const int rows, const int regs)
+             int n, int column, const int rows, const int regs, const int type)
 {
     const int dim = split->head_dim;
+    const size_t offset =
+        split->layout.v + (size_t) (column * (type == BYTES ? 1 : 2));
     __m256 acc[MAX_ROWS][MAX_REGS];
+    float scale[MAX_REGS][OP_PAGE];
 
     UNROLL
     for (int r = 0; r < rows; r++) {
@@ -288,9 +366,11 @@ values_block(const cpu_attn_split_t *split, float *o, int ldo, const float *s,
     }
 
     for (int t = 0; t < n; t += OP_PAGE) {
-        values_run(acc, s + t,
-                   split->page[t / OP_PAGE] + OP_PAGE * dim + column,
-                   n - t < OP_PAGE ? n - t : OP_PAGE, dim, rows, regs, 1);
+        if (type == BYTES) {
+            value_scales(split, scale, t / OP_PAGE, column, regs);
+        }
+        values_run(acc, s + t, split->page[t / OP_PAGE] + offset, scale,
+                   n - t < OP_PAGE ? n - t : OP_PAGE, dim, rows, regs, type);
     }
 
     values_store(o + column, ldo, acc, rows, regs);
@@ -311,19 +391,19 @@ values_wide_block(float *o, int ldo, const float *s, const float *v, int n,
         }
     }
 
-    values_run(acc, s, v, n, dim, rows, regs, 0);
+    values_run(acc, s, v, NULL, n, dim, rows, regs, FLOATS);
     values_store(o, ldo, acc, rows, regs);
 }
 
 
 /* Columns come in 16s, so a block is 4 registers or the last 2. */
-#define VALUES_CASE(r)                                              \
-    case r:                                                         \
-        if (regs == MAX_REGS) {                                     \
-            values_block(split, o, ldo, s, n, column, r, MAX_REGS); \
-        } else {                                                    \
-            values_block(split, o, ldo, s, n, column, r, 2);        \
-        }                                                           \
+#define VALUES_CASE(r)                                                    \
+    case r:                                                               \
+        if (regs == MAX_REGS) {                                           \
+            values_block(split, o, ldo, s, n, column, r, MAX_REGS, type); \
+        } else {                                                          \
+            values_block(split, o, ldo, s, n, column, r, 2, type);        \
+        }                                                                 \
         break
 
 #define VALUES_WIDE_CASE(r)                                                  \
@@ -337,9 +417,9 @@ values_wide_block(float *o, int ldo, const float *s, const float *v, int n,
         break
 
 
-static void
-avx2_values(const cpu_attn_split_t *split, float *o, int ldo, const float *s,
-            int rows, int n)
+ALWAYS void
+values_rows(const cpu_attn_split_t *split, float *o, int ldo, const float *s,
+            int rows, int n, const int type)
 {
     while (rows > 0) {
         const int height = block_rows(rows);
@@ -357,6 +437,18 @@ avx2_values(const cpu_attn_split_t *split, float *o, int ldo, const float *s,
         rows -= height;
         o += height * ldo;
         s += height * OP_SPLIT;
+    }
+}
+
+
+static void
+avx2_values(const cpu_attn_split_t *split, float *o, int ldo, const float *s,
+            int rows, int n)
+{
+    if (split->layout.dtype == OP_Q8_0) {
+        values_rows(split, o, ldo, s, rows, n, BYTES);
+    } else {
+        values_rows(split, o, ldo, s, rows, n, HALVES);
     }
 }
 
@@ -386,7 +478,7 @@ avx2_values_wide(float *o, int ldo, const float *s, int rows, const float *v,
 
 
 static void
-avx2_widen(float *out, const uint16_t *in, int n)
+widen_halves(float *out, const uint16_t *in, int n)
 {
     int i = 0;
 
@@ -395,6 +487,64 @@ avx2_widen(float *out, const uint16_t *in, int n)
     }
     for (; i < n; i++) {
         out[i] = _cvtsh_ss(in[i]);
+    }
+}
+
+
+static void
+avx2_widen_keys(const cpu_attn_split_t *split, float *out, int page)
+{
+    const cpu_kv_layout_t *at = &split->layout;
+    const int head_dim = split->head_dim;
+
+    if (at->dtype == OP_F16) {
+        widen_halves(out, cpu_attn_halves(split, page, at->k),
+                     OP_PAGE * head_dim);
+        return;
+    }
+
+    const int8_t *key = (const int8_t *) split->page[page] + at->k;
+    const uint16_t *scales = cpu_attn_halves(split, page, at->k_scales);
+
+    for (int i = 0; i < OP_PAGE * head_dim; i += 8) {
+        const uint16_t *scale =
+            scales + i / (OP_PAGE * OP_KV_BLOCK) * OP_PAGE + i % OP_PAGE;
+
+        _mm256_storeu_ps(out + i,
+                         _mm256_mul_ps(load_bytes(key + i), load_half(scale)));
+    }
+}
+
+
+static void
+avx2_widen_values(const cpu_attn_split_t *split, float *out, int ld, int page,
+                  int n)
+{
+    const cpu_kv_layout_t *at = &split->layout;
+    const int dim = split->head_dim;
+
+    for (int t = 0; t < n; t++, out += ld) {
+        if (at->dtype == OP_F16) {
+            widen_halves(out, cpu_attn_halves(split, page, at->v) + t * dim,
+                         dim);
+            continue;
+        }
+
+        const int8_t *value =
+            (const int8_t *) split->page[page] + at->v + t * dim;
+        const uint16_t *scales = cpu_attn_halves(split, page, at->v_scales) + t;
+        int i = 0;
+
+        for (; i + 8 <= dim; i += 8) {
+            const float d = _cvtsh_ss(scales[i / OP_KV_BLOCK * OP_PAGE]);
+
+            _mm256_storeu_ps(out + i, _mm256_mul_ps(load_bytes(value + i),
+                                                    _mm256_set1_ps(d)));
+        }
+        for (; i < dim; i++) {
+            out[i] =
+                (float) value[i] * _cvtsh_ss(scales[i / OP_KV_BLOCK * OP_PAGE]);
+        }
     }
 }
 
@@ -426,7 +576,8 @@ const cpu_attn_kernels_t cpu_attn_avx2 = {
     .softmax = avx2_softmax,
     .values = avx2_values,
     .values_wide = avx2_values_wide,
-    .widen = avx2_widen,
+    .widen_keys = avx2_widen_keys,
+    .widen_values = avx2_widen_values,
     .combine = avx2_combine,
     .direct_rows = 2 * MAX_ROWS,
 };

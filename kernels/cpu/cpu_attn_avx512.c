@@ -15,6 +15,17 @@
 
 enum { MAX_ROWS = 6, MAX_REGS = 4 };
 
+/* How a kernel finds K and V: widened, f16 or q8_0. */
+enum { FLOATS, HALVES, BYTES };
+
+/* Up to MAX_REGS pages of K. */
+typedef struct {
+    const void *k[MAX_REGS];
+    const uint16_t *scales[MAX_REGS]; /* of BYTES */
+    const uint8_t *next[MAX_REGS];    /* what to prefetch; not of FLOATS */
+    int head_dim;
+} keys_t;
+
 
 /* Rows of the next block: blocks of equal height, six at most. */
 ALWAYS int
@@ -46,14 +57,30 @@ load_half(const uint16_t *p)
 }
 
 
-/* Scores of rows × pages, K as f16 (half) or f32.  `next` are the pages to
- * come; fetching them a line at a time does not disturb the stream. */
-ALWAYS void
-scores_block(float *s, const float *q, const void *const *k,
-             const uint16_t *const *next, int head_dim, const int rows,
-             const int pages, const int half)
+/* Shuffling biased bytes into the fractions of floats, and an fma, should take
+ * fewer steps than extending and converting, and a product; it is slower. */
+ALWAYS __m512
+load_bytes(const int8_t *p)
 {
+    return _mm512_cvtepi32_ps(
+        _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *) p)));
+}
+
+
+/* Scores of rows × pages from `first` on.  `fetch`: also the pages to come; a
+ * line at a time does not disturb the stream. */
+ALWAYS void
+scores_block(float *s, const float *q, const keys_t *keys, int first, int fetch,
+             const int rows, const int pages, const int type)
+{
+    const int head_dim = keys->head_dim;
+    const int block = type == BYTES ? OP_KV_BLOCK : head_dim;
+    const int fetch_every = type == BYTES ? 4 : 2;
+    const int row_bytes = type == BYTES ? OP_PAGE : OP_PAGE * 2;
+    const void *const *k = keys->k + first;
+    const uint8_t *const *next = keys->next + first;
     __m512 acc[MAX_ROWS][MAX_REGS];
+    __m512 scale[MAX_REGS];
 
     UNROLL
     for (int r = 0; r < rows; r++) {
@@ -63,30 +90,49 @@ scores_block(float *s, const float *q, const void *const *k,
         }
     }
 
-    for (int d = 0; d < head_dim; d++) {
-        __m512 key[MAX_REGS];
+    for (int from = 0; from < head_dim; from += block) {
+        const int to = from + block < head_dim ? from + block : head_dim;
 
-        if (half && next != NULL && (d & 1) == 0) {
+        if (type == BYTES) {
             UNROLL
             for (int p = 0; p < pages; p++) {
-                _mm_prefetch((const char *) (next[p] + d * OP_PAGE),
-                             _MM_HINT_T0);
+                scale[p] = load_half(keys->scales[first + p]
+                                     + from / OP_KV_BLOCK * OP_PAGE);
             }
         }
 
-        UNROLL
-        for (int p = 0; p < pages; p++) {
-            key[p] = half ? load_half((const uint16_t *) k[p] + d * OP_PAGE)
-                          : _mm512_load_ps((const float *) k[p] + d * OP_PAGE);
-        }
+        for (int d = from; d < to; d++) {
+            __m512 key[MAX_REGS];
 
-        UNROLL
-        for (int r = 0; r < rows; r++) {
-            const __m512 x = _mm512_set1_ps(q[r * head_dim + d]);
+            if (type != FLOATS && fetch && d % fetch_every == 0) {
+                UNROLL
+                for (int p = 0; p < pages; p++) {
+                    _mm_prefetch((const char *) (next[p] + d * row_bytes),
+                                 _MM_HINT_T0);
+                }
+            }
 
             UNROLL
             for (int p = 0; p < pages; p++) {
-                acc[r][p] = _mm512_fmadd_ps(x, key[p], acc[r][p]);
+                if (type == BYTES) {
+                    key[p] = _mm512_mul_ps(
+                        load_bytes((const int8_t *) k[p] + d * OP_PAGE),
+                        scale[p]);
+                } else if (type == HALVES) {
+                    key[p] = load_half((const uint16_t *) k[p] + d * OP_PAGE);
+                } else {
+                    key[p] = _mm512_load_ps((const float *) k[p] + d * OP_PAGE);
+                }
+            }
+
+            UNROLL
+            for (int r = 0; r < rows; r++) {
+                const __m512 x = _mm512_set1_ps(q[r * head_dim + d]);
+
+                UNROLL
+                for (int p = 0; p < pages; p++) {
+                    acc[r][p] = _mm512_fmadd_ps(x, key[p], acc[r][p]);
+                }
             }
         }
     }
@@ -101,25 +147,24 @@ scores_block(float *s, const float *q, const void *const *k,
 }
 
 
-#define SCORES_CASE(r)                                                       \
-    case r:                                                                  \
-        if (pages == MAX_REGS) {                                             \
-            scores_block(s, q, k, next, head_dim, r, MAX_REGS, half);        \
-        } else {                                                             \
-            for (int p = 0; p < pages; p++) {                                \
-                scores_block(s + p * OP_PAGE, q, k + p,                      \
-                             next == NULL ? NULL : next + p, head_dim, r, 1, \
-                             half);                                          \
-            }                                                                \
-        }                                                                    \
+#define SCORES_CASE(r)                                                        \
+    case r:                                                                   \
+        if (pages == MAX_REGS) {                                              \
+            scores_block(s, q, keys, 0, fetch, r, MAX_REGS, type);            \
+        } else {                                                              \
+            for (int p = 0; p < pages; p++) {                                 \
+                scores_block(s + p * OP_PAGE, q, keys, p, fetch, r, 1, type); \
+            }                                                                 \
+        }                                                                     \
         break
 
 
 ALWAYS void
-scores_rows(float *s, const float *q, int rows, const void *const *k,
-            const uint16_t *const *next, int head_dim, int pages,
-            const int half)
+scores_rows(float *s, const float *q, int rows, const keys_t *keys, int pages,
+            const int type)
 {
+    int fetch = 1;
+
     while (rows > 0) {
         const int n = block_rows(rows);
 
@@ -134,8 +179,8 @@ scores_rows(float *s, const float *q, int rows, const void *const *k,
 
         rows -= n;
         s += n * OP_SPLIT;
-        q += n * head_dim;
-        next = NULL;
+        q += n * keys->head_dim;
+        fetch = 0;
     }
 }
 
@@ -143,24 +188,28 @@ scores_rows(float *s, const float *q, int rows, const void *const *k,
 static void
 avx512_scores(const cpu_attn_split_t *split, float *s, const float *q, int rows)
 {
+    const cpu_kv_layout_t *at = &split->layout;
     const int n_pages = split->n_pages;
+    keys_t keys = { .head_dim = split->head_dim };
 
     for (int p = 0; p < n_pages; p += MAX_REGS) {
         const int n = n_pages - p < MAX_REGS ? n_pages - p : MAX_REGS;
-        const uint16_t *next[MAX_REGS];
 
         /* After the last K come the first pages of V. */
         for (int i = 0; i < n; i++) {
             const int ahead = p + MAX_REGS + i;
 
-            next[i] = ahead < n_pages
-                          ? split->page[ahead]
-                          : split->page[i] + OP_PAGE * split->head_dim;
+            keys.k[i] = split->page[p + i] + at->k;
+            keys.scales[i] = cpu_attn_halves(split, p + i, at->k_scales);
+            keys.next[i] = ahead < n_pages ? split->page[ahead] + at->k
+                                           : split->page[i] + at->v;
         }
 
-        scores_rows(s + p * OP_PAGE, q, rows,
-                    (const void *const *) &split->page[p], next,
-                    split->head_dim, n, 1);
+        if (at->dtype == OP_Q8_0) {
+            scores_rows(s + p * OP_PAGE, q, rows, &keys, n, BYTES);
+        } else {
+            scores_rows(s + p * OP_PAGE, q, rows, &keys, n, HALVES);
+        }
     }
 }
 
@@ -169,12 +218,12 @@ static void
 avx512_scores_wide(float *s, const float *q, int rows, const float *k,
                    int n_pages, int head_dim)
 {
-    const void *pages[CPU_ATTN_GROUP];
+    keys_t keys = { .head_dim = head_dim };
 
     for (int p = 0; p < n_pages; p++) {
-        pages[p] = k + (size_t) p * OP_PAGE * head_dim;
+        keys.k[p] = k + (size_t) p * OP_PAGE * head_dim;
     }
-    scores_rows(s, q, rows, pages, NULL, head_dim, n_pages, 0);
+    scores_rows(s, q, rows, &keys, n_pages, FLOATS);
 }
 
 
@@ -251,13 +300,34 @@ avx512_softmax(float *s, int n, float *ml)
 }
 
 
-/* The weighted sum of V over a split's pages, f16, for rows × registers. */
+/* The scales of a page's V for a block of columns, a register of 16 columns
+ * each: out[c][t]. */
+ALWAYS void
+value_scales(const cpu_attn_split_t *split, float out[MAX_REGS][OP_PAGE],
+             int page, int column, const int regs)
+{
+    const uint16_t *scales =
+        cpu_attn_halves(split, page, split->layout.v_scales);
+
+    UNROLL
+    for (int c = 0; c < regs; c++) {
+        _mm512_storeu_ps(
+            out[c],
+            load_half(scales + (column + c * 16) / OP_KV_BLOCK * OP_PAGE));
+    }
+}
+
+
+/* The weighted sum of V over a split's pages for rows × registers. */
 ALWAYS void
 values_block(const cpu_attn_split_t *split, float *o, int ldo, const float *s,
-             int n, int column, const int rows, const int regs)
+             int n, int column, const int rows, const int regs, const int type)
 {
+    const int bytes = type == BYTES ? 1 : 2; /* of a value */
     const int dim = split->head_dim;
+    const size_t offset = split->layout.v + (size_t) (column * bytes);
     __m512 acc[MAX_ROWS][MAX_REGS];
+    float scale[MAX_REGS][OP_PAGE];
 
     UNROLL
     for (int r = 0; r < rows; r++) {
@@ -271,21 +341,30 @@ values_block(const cpu_attn_split_t *split, float *o, int ldo, const float *s,
         const int tokens =
             n - p * OP_PAGE < OP_PAGE ? n - p * OP_PAGE : OP_PAGE;
         const int ahead = p + MAX_REGS < split->n_pages ? p + MAX_REGS : p;
-        const uint16_t *v = split->page[p] + OP_PAGE * dim + column;
-        const uint16_t *next = split->page[ahead] + OP_PAGE * dim + column;
+        const uint8_t *v = split->page[p] + offset;
+        const uint8_t *next = split->page[ahead] + offset;
         const float *weight = s + p * OP_PAGE;
+
+        if (type == BYTES) {
+            value_scales(split, scale, p, column, regs);
+        }
 
         for (int t = 0; t < tokens; t++) {
             __m512 value[MAX_REGS];
 
             UNROLL
-            for (int c = 0; c < regs; c += 2) {
-                _mm_prefetch((const char *) (next + c * 16), _MM_HINT_T0);
+            for (int c = 0; c < regs * 16 * bytes; c += 64) {
+                _mm_prefetch((const char *) (next + c), _MM_HINT_T0);
             }
 
             UNROLL
             for (int c = 0; c < regs; c++) {
-                value[c] = load_half(v + c * 16);
+                value[c] =
+                    type == BYTES
+                        ? _mm512_mul_ps(load_bytes((const int8_t *) v + c * 16),
+                                        _mm512_set1_ps(scale[c][t]))
+                        : load_half((const uint16_t *) (const void *) v
+                                    + c * 16);
             }
 
             UNROLL
@@ -298,8 +377,8 @@ values_block(const cpu_attn_split_t *split, float *o, int ldo, const float *s,
                 }
             }
 
-            v += dim;
-            next += dim;
+            v += dim * bytes;
+            next += dim * bytes;
         }
     }
 
@@ -357,9 +436,9 @@ values_wide_block(float *o, int ldo, const float *s, const float *v, int n,
 }
 
 
-#define VALUES_CASE(r, c)                                \
-    case r * 8 + c:                                      \
-        values_block(split, o, ldo, s, n, column, r, c); \
+#define VALUES_CASE(r, c)                                      \
+    case r * 8 + c:                                            \
+        values_block(split, o, ldo, s, n, column, r, c, type); \
         break
 
 #define VALUES_WIDE_CASE(r, c)                                           \
@@ -382,9 +461,9 @@ values_wide_block(float *o, int ldo, const float *s, const float *v, int n,
     ALL_REGS(name, 6)
 
 
-static void
-avx512_values(const cpu_attn_split_t *split, float *o, int ldo, const float *s,
-              int rows, int n)
+ALWAYS void
+values_rows(const cpu_attn_split_t *split, float *o, int ldo, const float *s,
+            int rows, int n, const int type)
 {
     while (rows > 0) {
         const int height = block_rows(rows);
@@ -400,6 +479,18 @@ avx512_values(const cpu_attn_split_t *split, float *o, int ldo, const float *s,
         rows -= height;
         o += height * ldo;
         s += height * OP_SPLIT;
+    }
+}
+
+
+static void
+avx512_values(const cpu_attn_split_t *split, float *o, int ldo, const float *s,
+              int rows, int n)
+{
+    if (split->layout.dtype == OP_Q8_0) {
+        values_rows(split, o, ldo, s, rows, n, BYTES);
+    } else {
+        values_rows(split, o, ldo, s, rows, n, HALVES);
     }
 }
 
@@ -427,7 +518,7 @@ avx512_values_wide(float *o, int ldo, const float *s, int rows, const float *v,
 
 
 static void
-avx512_widen(float *out, const uint16_t *in, int n)
+widen_halves(float *out, const uint16_t *in, int n)
 {
     int i = 0;
 
@@ -440,6 +531,74 @@ avx512_widen(float *out, const uint16_t *in, int n)
         _mm512_mask_storeu_ps(
             out + i, mask,
             _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, in + i)));
+    }
+}
+
+
+/* n ≤ 32 bytes under one scale. */
+ALWAYS void
+widen_block(float *out, const int8_t *in, int n, __m512 scale)
+{
+    for (int i = 0; i < n; i += 16) {
+        const __mmask16 mask =
+            n - i >= 16 ? 0xffff : (__mmask16) ((1u << (n - i)) - 1);
+        const __m512i x =
+            _mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(mask, in + i));
+
+        _mm512_mask_storeu_ps(out + i, mask,
+                              _mm512_mul_ps(_mm512_cvtepi32_ps(x), scale));
+    }
+}
+
+
+static void
+avx512_widen_keys(const cpu_attn_split_t *split, float *out, int page)
+{
+    const cpu_kv_layout_t *at = &split->layout;
+    const int head_dim = split->head_dim;
+
+    if (at->dtype == OP_F16) {
+        widen_halves(out, cpu_attn_halves(split, page, at->k),
+                     OP_PAGE * head_dim);
+        return;
+    }
+
+    const int8_t *key = (const int8_t *) split->page[page] + at->k;
+    const uint16_t *scales = cpu_attn_halves(split, page, at->k_scales);
+
+    for (int d = 0; d < head_dim; d++) {
+        const __m512 scale = load_half(scales + d / OP_KV_BLOCK * OP_PAGE);
+
+        _mm512_storeu_ps(out + d * OP_PAGE,
+                         _mm512_mul_ps(load_bytes(key + d * OP_PAGE), scale));
+    }
+}
+
+
+static void
+avx512_widen_values(const cpu_attn_split_t *split, float *out, int ld, int page,
+                    int n)
+{
+    const cpu_kv_layout_t *at = &split->layout;
+    const int dim = split->head_dim;
+
+    for (int t = 0; t < n; t++, out += ld) {
+        if (at->dtype == OP_F16) {
+            widen_halves(out, cpu_attn_halves(split, page, at->v) + t * dim,
+                         dim);
+            continue;
+        }
+
+        const int8_t *value =
+            (const int8_t *) split->page[page] + at->v + t * dim;
+        const uint16_t *scale = cpu_attn_halves(split, page, at->v_scales) + t;
+
+        for (int b = 0; b < dim; b += OP_KV_BLOCK, scale += OP_PAGE) {
+            const int left = dim - b < OP_KV_BLOCK ? dim - b : OP_KV_BLOCK;
+
+            widen_block(out + b, value + b, left,
+                        _mm512_set1_ps(_cvtsh_ss(*scale)));
+        }
     }
 }
 
@@ -474,7 +633,8 @@ const cpu_attn_kernels_t cpu_attn_avx512 = {
     .softmax = avx512_softmax,
     .values = avx512_values,
     .values_wide = avx512_values_wide,
-    .widen = avx512_widen,
+    .widen_keys = avx512_widen_keys,
+    .widen_values = avx512_widen_values,
     .combine = avx512_combine,
     .direct_rows = 2 * MAX_ROWS,
 };

@@ -70,10 +70,66 @@ base_values_wide(float *o, int ldo, const float *s, int rows, const float *v,
 
 
 static void
-base_widen(float *out, const uint16_t *in, int n)
+widen_halves(float *out, const uint16_t *in, int n)
 {
     for (int i = 0; i < n; i++) {
         out[i] = op_half_to_float(in[i]);
+    }
+}
+
+
+static void
+base_widen_keys(const cpu_attn_split_t *split, float *out, int page)
+{
+    const cpu_kv_layout_t *at = &split->layout;
+    const int n = OP_PAGE * split->head_dim;
+
+    if (at->dtype == OP_F16) {
+        widen_halves(out, cpu_attn_halves(split, page, at->k), n);
+        return;
+    }
+
+    const int8_t *key = (const int8_t *) split->page[page] + at->k;
+    const uint16_t *scale = cpu_attn_halves(split, page, at->k_scales);
+    float d[OP_PAGE];
+
+    for (int i = 0; i < n; i++) {
+        if (i % (OP_PAGE * OP_KV_BLOCK) == 0) {
+            widen_halves(d, scale, OP_PAGE);
+            scale += OP_PAGE;
+        }
+        out[i] = (float) key[i] * d[i % OP_PAGE];
+    }
+}
+
+
+static void
+base_widen_values(const cpu_attn_split_t *split, float *out, int ld, int page,
+                  int n)
+{
+    const cpu_kv_layout_t *at = &split->layout;
+    const int head_dim = split->head_dim;
+
+    for (int t = 0; t < n; t++, out += ld) {
+        if (at->dtype == OP_F16) {
+            widen_halves(out,
+                         cpu_attn_halves(split, page, at->v) + t * head_dim,
+                         head_dim);
+            continue;
+        }
+
+        const int8_t *value =
+            (const int8_t *) split->page[page] + at->v + t * head_dim;
+        const uint16_t *scale = cpu_attn_halves(split, page, at->v_scales);
+
+        for (int b = 0; b < head_dim; b += OP_KV_BLOCK) {
+            const float d =
+                op_half_to_float(scale[b / OP_KV_BLOCK * OP_PAGE + t]);
+
+            for (int i = b; i < b + OP_KV_BLOCK && i < head_dim; i++) {
+                out[i] = (float) value[i] * d;
+            }
+        }
     }
 }
 
@@ -95,13 +151,14 @@ base_combine(float *y, const float *parts, int n, size_t stride, int head_dim,
 }
 
 
-/* Converting a half costs as much as an fma, so pages are always widened and
- * the kernels that read f16 are not needed. */
+/* Converting costs as much as an fma, so pages are always widened and the
+ * kernels that read them as they are are not needed. */
 const cpu_attn_kernels_t cpu_attn_baseline = {
     .scores_wide = base_scores_wide,
     .softmax = base_softmax,
     .values_wide = base_values_wide,
-    .widen = base_widen,
+    .widen_keys = base_widen_keys,
+    .widen_values = base_widen_values,
     .combine = base_combine,
     .direct_rows = 0,
 };

@@ -1,6 +1,6 @@
 /*
  * One item of attention: one split of one KV head for the rows of a tile, from
- * pages to partials.  A single token with few heads reads f16 pages as they
+ * pages to partials.  A single token with few heads reads pages as they
  * are; a tile has its pages widened to f32 once for all rows.  Both keep the
  * one order of cpu_attn.h.
  */
@@ -33,20 +33,14 @@ widen_values(const cpu_attn_kernels_t *kernels, const cpu_attn_item_t *item,
     float *to = item->wide;
 
     for (int t = 0; t < n; t += OP_PAGE) {
-        const uint16_t *v =
-            item->split.page[page + t / OP_PAGE] + OP_PAGE * head_dim;
         const int tokens = n - t < OP_PAGE ? n - t : OP_PAGE;
 
-        if (head_dim == dim) {
-            kernels->widen(to + (size_t) t * dim, v, tokens * dim);
-            continue;
-        }
+        kernels->widen_values(&item->split, to + (size_t) t * dim, dim,
+                              page + t / OP_PAGE, tokens);
 
-        for (int i = 0; i < tokens; i++) {
-            float *row = to + (size_t) (t + i) * dim;
-
-            kernels->widen(row, v + i * head_dim, head_dim);
-            memset(row + head_dim, 0, (dim - head_dim) * sizeof(float));
+        for (int i = t; i < t + tokens && head_dim < dim; i++) {
+            memset(to + (size_t) i * dim + head_dim, 0,
+                   (dim - head_dim) * sizeof(float));
         }
     }
 }
@@ -104,8 +98,7 @@ compute_wide(const cpu_attn_kernels_t *kernels, const cpu_attn_item_t *item)
         const int n =
             n_pages - p < CPU_ATTN_GROUP ? n_pages - p : CPU_ATTN_GROUP;
         for (int i = 0; i < n; i++) {
-            kernels->widen(item->wide + i * k_floats, item->split.page[p + i],
-                           k_floats);
+            kernels->widen_keys(&item->split, item->wide + i * k_floats, p + i);
         }
         kernels->scores_wide(item->scores + p * OP_PAGE, item->q, rows,
                              item->wide, n, item->split.head_dim);

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/cpu_kv.h"
 
 /* Floats a thread should have to do before waking others pays. */
 enum { POINT_GRAIN = 8192 };
@@ -34,8 +35,8 @@ typedef struct {
     const float *cos_sin;
     int rot;
     int mode;
-    uint16_t *pages; /* of the layer */
-    size_t page_halves;
+    uint8_t *pages; /* of the layer */
+    cpu_kv_layout_t layout;
 } rope_job_t;
 
 
@@ -161,26 +162,73 @@ cpu_gather(op_dev_t *dev, float *y, const float *x, const int32_t *idx, int n,
 }
 
 
-/* One token's k and v into slot pos % 16 of its page: see cpu_attn.h for the
- * layout. */
+static uint16_t *
+halves(uint8_t *page, size_t offset)
+{
+    return (uint16_t *) (void *) (page + offset);
+}
+
+
+/* One KV head of one token into its slot of the page. */
 static void
-store_kv(const rope_job_t *job, uint16_t *page, int slot, const float *k,
-         const float *v)
+store_halves(const rope_job_t *job, uint8_t *page, int slot, const float *k,
+             const float *v)
 {
     const int head_dim = job->attn->head_dim;
+    uint16_t *key = halves(page, job->layout.k) + slot;
     uint16_t half[CPU_MAX_HEAD_DIM];
 
-    for (int h = 0; h < job->attn->n_kv_heads; h++) {
-        job->kernels->narrow(half, k, head_dim);
-        for (int d = 0; d < head_dim; d++) {
-            page[d * OP_PAGE + slot] = half[d];
-        }
-        job->kernels->narrow(page + (size_t) (OP_PAGE + slot) * head_dim, v,
-                             head_dim);
+    job->kernels->narrow(half, k, head_dim);
+    for (int d = 0; d < head_dim; d++) {
+        key[d * OP_PAGE] = half[d];
+    }
 
-        page += (size_t) 2 * OP_PAGE * head_dim;
-        k += head_dim;
-        v += head_dim;
+    job->kernels->narrow(halves(page, job->layout.v) + slot * head_dim, v,
+                         head_dim);
+}
+
+
+static void
+store_bytes(const rope_job_t *job, uint8_t *page, int slot, const float *k,
+            const float *v)
+{
+    const int head_dim = job->attn->head_dim;
+    int8_t *key = (int8_t *) page + job->layout.k + slot;
+    int8_t *value = (int8_t *) page + job->layout.v + slot * head_dim;
+    uint16_t *k_scale = halves(page, job->layout.k_scales) + slot;
+    uint16_t *v_scale = halves(page, job->layout.v_scales) + slot;
+
+    for (int b = 0; b < head_dim; b += OP_KV_BLOCK) {
+        const int n = head_dim - b < OP_KV_BLOCK ? head_dim - b : OP_KV_BLOCK;
+        int8_t q[OP_KV_BLOCK];
+
+        *k_scale = job->kernels->quantise(q, k + b, n);
+        for (int i = 0; i < n; i++) {
+            key[(b + i) * OP_PAGE] = q[i];
+        }
+        *v_scale = job->kernels->quantise(value + b, v + b, n);
+
+        k_scale += OP_PAGE;
+        v_scale += OP_PAGE;
+    }
+}
+
+
+/* One token's k and v into slot pos % 16 of its page. */
+static void
+store_kv(const rope_job_t *job, uint8_t *page, int slot, const float *k,
+         const float *v)
+{
+    for (int h = 0; h < job->attn->n_kv_heads; h++) {
+        if (job->layout.dtype == OP_Q8_0) {
+            store_bytes(job, page, slot, k, v);
+        } else {
+            store_halves(job, page, slot, k, v);
+        }
+
+        page += job->layout.head_bytes;
+        k += job->attn->head_dim;
+        v += job->attn->head_dim;
     }
 }
 
@@ -209,11 +257,12 @@ rope_rows(void *arg, int thread, int n_threads)
         job->kernels->rope(q, attn->n_heads + attn->n_kv_heads, attn->head_dim,
                            job->cos_sin + (size_t) pos * job->rot, job->rot,
                            job->mode);
-        store_kv(
-            job,
-            job->pages
-                + batch->block_table[seq][pos / OP_PAGE] * job->page_halves,
-            pos % OP_PAGE, k, k + (size_t) attn->n_kv_heads * attn->head_dim);
+        store_kv(job,
+                 job->pages
+                     + batch->block_table[seq][pos / OP_PAGE]
+                           * job->layout.page_bytes,
+                 pos % OP_PAGE, k,
+                 k + (size_t) attn->n_kv_heads * attn->head_dim);
     }
 }
 
@@ -223,8 +272,6 @@ cpu_rope_kv(op_dev_t *dev, float *qkv, const op_batch_t *batch,
             const op_attn_t *attn, const float *cos_sin, int rot, int mode,
             const op_kv_t *kv, int layer)
 {
-    const size_t page_halves =
-        (size_t) kv->n_kv_heads * kv->head_dim * 2 * OP_PAGE;
     rope_job_t job = {
         .kernels = kernels_of(dev->isa),
         .qkv = qkv,
@@ -233,11 +280,10 @@ cpu_rope_kv(op_dev_t *dev, float *qkv, const op_batch_t *batch,
         .cos_sin = cos_sin,
         .rot = rot,
         .mode = mode,
-        .page_halves = page_halves,
+        .layout = cpu_kv_layout(kv->dtype, kv->n_kv_heads, kv->head_dim),
     };
 
-    job.pages =
-        (uint16_t *) kv->base + (size_t) layer * kv->n_pages * page_halves;
+    job.pages = cpu_kv_layer(kv, &job.layout, layer);
 
     run_rows(dev, rope_rows, &job,
              (size_t) batch->n_rows * (attn->n_heads + 2 * attn->n_kv_heads)

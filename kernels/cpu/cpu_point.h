@@ -27,6 +27,10 @@ typedef struct {
 
     /* n f32 to f16, to nearest even. */
     void (*narrow)(uint16_t *out, const float *in, int n);
+
+    /* n f32 under one scale to bytes, by the rule of op_kv_t; returns the
+     * scale, an f16. */
+    uint16_t (*quantise)(int8_t *out, const float *in, int n);
 } cpu_point_kernels_t;
 
 extern const cpu_point_kernels_t cpu_point_baseline;

@@ -6,6 +6,7 @@
  */
 
 #include <math.h>
+#include <string.h>
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/cpu_math.h"
@@ -18,6 +19,7 @@
 #endif
 
 enum { LANES = 16 };
+enum { HALF_INFINITY = 0x7c00, HALF_NAN = 0x7e00 };
 
 
 static void
@@ -135,9 +137,44 @@ point_narrow(uint16_t *out, const float *in, int n)
 }
 
 
+/* As integers the bits of magnitudes are in order, with NaN above Inf: one
+ * maximum finds both. */
+static uint16_t
+point_quantise(int8_t *restrict out, const float *restrict in, int n)
+{
+    int32_t top = 0;
+
+    for (int i = 0; i < n; i++) {
+        const int32_t bits = cpu_float_bits(in[i]) & INT32_MAX;
+
+        top = bits > top ? bits : top;
+    }
+
+    const uint16_t scale = op_float_to_half(cpu_bits_float(top) / 127.0f);
+    const float d = op_half_to_float(scale);
+
+    if (scale == 0 || scale >= HALF_INFINITY) {
+        memset(out, 0, n);
+        return scale == 0 ? 0 : HALF_NAN;
+    }
+
+    for (int i = 0; i < n; i++) {
+        float q = in[i] / d;
+
+        q = q < 127.0f ? q : 127.0f;
+        q = q > -127.0f ? q : -127.0f;
+        out[i] =
+            (int8_t) (cpu_float_bits(q + CPU_EXP_ROUND) - CPU_EXP_ROUND_BITS);
+    }
+
+    return scale;
+}
+
+
 const cpu_point_kernels_t CPU_POINT_TABLE = {
     .rmsnorm = point_rmsnorm,
     .silu_mul = point_silu_mul,
     .rope = point_rope,
     .narrow = point_narrow,
+    .quantise = point_quantise,
 };

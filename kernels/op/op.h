@@ -22,8 +22,9 @@
 
 #include "kernels/op/tensor.h"
 
-enum { OP_PAGE = 16 };   /* tokens in a KV page */
-enum { OP_SPLIT = 256 }; /* tokens in an attention split, see attention() */
+enum { OP_PAGE = 16 };     /* tokens in a KV page */
+enum { OP_SPLIT = 256 };   /* tokens in an attention split, see attention() */
+enum { OP_KV_BLOCK = 32 }; /* values under one scale of a q8_0 cache */
 
 typedef struct op_dev_s op_dev_t;       /* an opened backend */
 typedef struct op_weight_s op_weight_t; /* a repacked weight matrix */
@@ -49,13 +50,21 @@ typedef struct {
 } op_limits_t;
 
 /* The KV pool.  Page p of layer l holds K and V of 16 consecutive positions of
- * one sequence for all KV heads, as f16, in a layout of the backend's own. */
+ * one sequence for all KV heads, in a layout of the backend's own.
+ *
+ * K and V are rounded to the pool's type when they are written, and whatever
+ * reads them reads that, even inside the same chunk.  OP_F16: to nearest even.
+ * OP_Q8_0: per position, KV head and block of 32 of head_dim (the last may be
+ * shorter) d = max|x| / 127, rounded to f16, and q = x / d, rounded to even and
+ * kept within ±127, or 0 where d is 0; K or V is then q * d, which is exact in
+ * f32.  A block with a NaN or Inf, or whose d is beyond f16, is all NaN. */
 typedef struct {
     void *base; /* from alloc(), n_pages * kv_page_bytes() */
     int n_pages;
     int n_layers;
     int n_kv_heads;
     int head_dim;
+    op_dtype_t dtype; /* OP_F16 or OP_Q8_0 */
 } op_kv_t;
 
 /* What one forward pass is told. */
@@ -157,8 +166,8 @@ typedef struct {
                      int dim);
 
     /* qkv: [rows, (n_heads + 2 n_kv_heads) * head_dim] f32: q heads, k heads,
-     * v heads.  Rotates q in place; rotates k; writes k and v, rounded to f16
-     * (nearest even), to their sequence's pages of `layer`.
+     * v heads.  Rotates q in place; rotates k; writes k and v, rounded to the
+     * pool's type, to their sequence's pages of `layer`.
      * cos_sin: [max_len][rot / 2][2] f32, row = position; rot ≤ head_dim. */
     void (*rope_kv)(op_dev_t *dev, float *qkv, const op_batch_t *batch,
                     const op_attn_t *attn, const float *cos_sin, int rot,
@@ -171,14 +180,15 @@ typedef struct {
      * fma over d ascending with q pre-scaled, maximum, own exp, sum per lane
      * over pages then a fixed tree over 16 lanes, out by fma over tokens
      * ascending; splits combined ascending.  The same for decode, prefill and
-     * verify.  ≤ 2e-3 absolute against ref for |v| ≤ 1. */
+     * verify, and for both types of the pool, whose K and V are widened to f32
+     * exactly, in registers.  ≤ 2e-3 absolute against ref for |v| ≤ 1. */
     void (*attention)(op_dev_t *dev, float *out, const float *q,
                       const op_batch_t *batch, const op_attn_t *attn,
                       const op_kv_t *kv, int layer);
 
-    /* Bytes of one page over all layers. */
-    size_t (*kv_page_bytes)(op_dev_t *dev, int n_layers, int n_kv_heads,
-                            int head_dim);
+    /* Bytes of one page over all layers; 0: the pool cannot have this type. */
+    size_t (*kv_page_bytes)(op_dev_t *dev, int dtype, int n_layers,
+                            int n_kv_heads, int head_dim);
 } op_table_t;
 
 #endif /* KERNELS_OP_OP_H */

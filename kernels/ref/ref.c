@@ -3,7 +3,7 @@
  *
  * Weights are kept in the file's own blocks and dequantised row by row; sums
  * are in double; activations are never quantised.  Only the KV cache is
- * rounded (to f16), because that is part of the op.  Tests compare the
+ * rounded (to its type), because that is part of the op.  Tests compare the
  * product backends with it; it is never optimised.
  */
 
@@ -340,19 +340,35 @@ ref_silu_mul(op_dev_t *dev, float *y, const float *gate_up, int rows, int dim)
 }
 
 
+/* Bytes of K or V of one position and head: halves; or bytes, and behind them
+ * the scales as halves. */
 static size_t
-ref_kv_page_bytes(op_dev_t *dev, int n_layers, int n_kv_heads, int head_dim)
+ref_kv_row_bytes(int dtype, int head_dim)
+{
+    if (dtype == OP_Q8_0) {
+        return (size_t) head_dim
+               + (size_t) (head_dim + OP_KV_BLOCK - 1) / OP_KV_BLOCK
+                     * sizeof(uint16_t);
+    }
+
+    return dtype == OP_F16 ? (size_t) head_dim * sizeof(uint16_t) : 0;
+}
+
+
+static size_t
+ref_kv_page_bytes(op_dev_t *dev, int dtype, int n_layers, int n_kv_heads,
+                  int head_dim)
 {
     (void) dev;
 
     return (size_t) n_layers * 2 * (size_t) n_kv_heads * OP_PAGE
-           * (size_t) head_dim * sizeof(uint16_t);
+           * ref_kv_row_bytes(dtype, head_dim);
 }
 
 
-/* head_dim halves: K or V of position pos of sequence seq.  A page is
- * [layer][K, V][kv head][position][head_dim]. */
-static uint16_t *
+/* K or V of position pos of sequence seq.  A page is
+ * [layer][K, V][kv head][position] of rows. */
+static uint8_t *
 ref_kv_at(const op_batch_t *batch, const op_kv_t *kv, int layer, int seq,
           int pos, int head, int which)
 {
@@ -363,7 +379,77 @@ ref_kv_at(const op_batch_t *batch, const op_kv_t *kv, int layer, int seq,
     at = at * (size_t) kv->n_kv_heads + (size_t) head;
     at = at * OP_PAGE + (size_t) (pos % OP_PAGE);
 
-    return (uint16_t *) kv->base + at * (size_t) kv->head_dim;
+    return (uint8_t *) kv->base
+           + at * ref_kv_row_bytes((int) kv->dtype, kv->head_dim);
+}
+
+
+/* One block under its scale. */
+static void
+ref_quantise(const float *x, int n, int8_t *q, uint16_t *scale)
+{
+    float top = 0.0f;
+    float d;
+    int bad = 0;
+
+    for (int i = 0; i < n; i++) {
+        bad |= !isfinite(x[i]);
+        top = fmaxf(top, fabsf(x[i]));
+    }
+
+    *scale = op_float_to_half(top / 127.0f);
+    d = op_half_to_float(*scale);
+
+    if (bad || isinf(d)) {
+        *scale = 0x7e00; /* NaN */
+        d = 0.0f;
+    }
+
+    for (int i = 0; i < n; i++) {
+        double r = d == 0.0f ? 0.0 : nearbyint(x[i] / d);
+
+        q[i] = (int8_t) fmax(-127.0, fmin(127.0, r));
+    }
+}
+
+
+static void
+ref_kv_write(const op_kv_t *kv, uint8_t *row, const float *x)
+{
+    int dim = kv->head_dim;
+
+    if (kv->dtype != OP_Q8_0) {
+        for (int d = 0; d < dim; d++) {
+            uint16_t half = op_float_to_half(x[d]);
+
+            memcpy(row + 2 * d, &half, sizeof(half));
+        }
+        return;
+    }
+
+    for (int d = 0; d < dim; d += OP_KV_BLOCK) {
+        int n = dim - d < OP_KV_BLOCK ? dim - d : OP_KV_BLOCK;
+        uint16_t scale;
+
+        ref_quantise(x + d, n, (int8_t *) row + d, &scale);
+        memcpy(row + dim + 2 * (d / OP_KV_BLOCK), &scale, sizeof(scale));
+    }
+}
+
+
+static double
+ref_kv_read(const op_kv_t *kv, const uint8_t *row, int d)
+{
+    uint16_t half;
+
+    if (kv->dtype != OP_Q8_0) {
+        memcpy(&half, row + 2 * d, sizeof(half));
+        return op_half_to_float(half);
+    }
+
+    memcpy(&half, row + kv->head_dim + 2 * (d / OP_KV_BLOCK), sizeof(half));
+
+    return (double) (int8_t) row[d] * op_half_to_float(half);
 }
 
 
@@ -407,13 +493,10 @@ ref_rope_kv(op_dev_t *dev, float *qkv, const op_batch_t *batch,
             }
 
             for (int h = 0; h < attn->n_kv_heads; h++) {
-                uint16_t *pk = ref_kv_at(batch, kv, layer, s, pos, h, REF_K);
-                uint16_t *pv = ref_kv_at(batch, kv, layer, s, pos, h, REF_V);
-
-                for (int d = 0; d < dim; d++) {
-                    pk[d] = op_float_to_half(k[h * dim + d]);
-                    pv[d] = op_float_to_half(v[h * dim + d]);
-                }
+                ref_kv_write(kv, ref_kv_at(batch, kv, layer, s, pos, h, REF_K),
+                             k + h * dim);
+                ref_kv_write(kv, ref_kv_at(batch, kv, layer, s, pos, h, REF_V),
+                             v + h * dim);
             }
         }
     }
@@ -432,12 +515,12 @@ typedef struct {
 static double
 ref_score(const ref_view_t *view, const float *q, int pos, double scale)
 {
-    const uint16_t *k = ref_kv_at(view->batch, view->kv, view->layer, view->seq,
-                                  pos, view->kv_head, REF_K);
+    const uint8_t *k = ref_kv_at(view->batch, view->kv, view->layer, view->seq,
+                                 pos, view->kv_head, REF_K);
     double sum = 0.0;
 
     for (int d = 0; d < view->kv->head_dim; d++) {
-        sum += (double) q[d] * op_half_to_float(k[d]);
+        sum += (double) q[d] * ref_kv_read(view->kv, k, d);
     }
 
     return sum * scale;
@@ -465,13 +548,13 @@ ref_attend(const ref_view_t *view, const float *q, int last, double scale,
 
     for (int t = 0; t <= last; t++) {
         double p = exp(ref_score(view, q, t, scale) - top);
-        const uint16_t *v = ref_kv_at(view->batch, view->kv, view->layer,
-                                      view->seq, t, view->kv_head, REF_V);
+        const uint8_t *v = ref_kv_at(view->batch, view->kv, view->layer,
+                                     view->seq, t, view->kv_head, REF_V);
 
         total += p;
 
         for (int d = 0; d < dim; d++) {
-            sum[d] += p * op_half_to_float(v[d]);
+            sum[d] += p * ref_kv_read(view->kv, v, d);
         }
     }
 

@@ -2,7 +2,9 @@
  * How fast attention and the pointwise ops are, on the shape of
  * SmolLM2-135M: 9 heads, 3 KV heads of 64.
  *
- *   attn_bench [isa]      (baseline, avx2, avx512; default: the best)
+ *   attn_bench [isa [f16 | q8_0]]
+ *
+ * isa: baseline, avx2, avx512; best by default.
  *
  * Microseconds per token and layer, the best of several runs, because other
  * programs disturb them.  Successive calls use different layers, so decode
@@ -58,7 +60,7 @@ now_us(void)
 
 
 static void
-open_bench(bench_t *b, const char *isa, int threads)
+open_bench(bench_t *b, const char *isa, op_dtype_t dtype, int threads)
 {
     const op_open_t params = { .threads = threads, .isa = isa };
     const op_limits_t limits = {
@@ -80,10 +82,12 @@ open_bench(bench_t *b, const char *isa, int threads)
     }
 
     b->attn = (op_attn_t){ HEADS, KV_HEADS, DIM, 0.125f };
-    b->kv = (op_kv_t){ NULL, POOL_PAGES, LAYERS, KV_HEADS, DIM };
-    b->kv.base = b->ops->alloc(
-        b->dev,
-        POOL_PAGES * b->ops->kv_page_bytes(b->dev, LAYERS, KV_HEADS, DIM));
+    const size_t pool_bytes =
+        POOL_PAGES
+        * b->ops->kv_page_bytes(b->dev, (int) dtype, LAYERS, KV_HEADS, DIM);
+
+    b->kv = (op_kv_t){ NULL, POOL_PAGES, LAYERS, KV_HEADS, DIM, dtype };
+    b->kv.base = b->ops->alloc(b->dev, pool_bytes);
     b->qkv = b->ops->alloc(b->dev, sizeof(float) * MAX_ROWS * 2 * FFN);
     b->out = b->ops->alloc(b->dev, sizeof(float) * MAX_ROWS * FFN);
     b->cos_sin = b->ops->alloc(b->dev, sizeof(float) * MAX_LEN * DIM);
@@ -97,9 +101,8 @@ open_bench(bench_t *b, const char *isa, int threads)
     uint16_t *halves = b->kv.base;
     uint32_t h = 12345;
 
-    for (size_t i = 0;
-         i < (size_t) POOL_PAGES * LAYERS * KV_HEADS * 2 * 16 * DIM; i++)
-    {
+    /* 1/8 … 255/512 as halves, so as scales too */
+    for (size_t i = 0; i < pool_bytes / 2; i++) {
         h = h * 1664525u + 1013904223u;
         halves[i] = (uint16_t) (0x3000 + (h >> 16 & 0x87ff));
     }
@@ -160,11 +163,12 @@ bench_attention(bench_t *b, int context, int n_seqs, int queries)
     };
     const double mean = context - 0.5 * (queries - 1); /* causal */
     const double us = attention_us(b, &batch, queries > 16 ? 4 : 30);
+    const double bytes = b->kv.dtype == OP_Q8_0 ? 2 + 4.0 / 32 : 4;
 
     printf("  context %4d, %2d x %3d rows: %8.2f us, %6.1f GFLOP/s, "
            "%5.1f GB/s of KV\n",
            context, n_seqs, queries, us, 4e-3 * mean * HEADS * DIM / us,
-           4e-3 * context * KV_HEADS * DIM / us / queries);
+           1e-3 * bytes * context * KV_HEADS * DIM / us / queries);
 }
 
 
@@ -213,10 +217,14 @@ main(int argc, char **argv)
 {
     static const int contexts[] = { 128, 1024, 4096 };
     static bench_t b;
+    const op_dtype_t dtype =
+        argc > 2 && strcmp(argv[2], "q8_0") == 0 ? OP_Q8_0 : OP_F16;
 
     for (int threads = 1; threads <= 2; threads++) {
-        open_bench(&b, argc > 1 ? argv[1] : NULL, threads);
-        printf("%s\n", b.ops->describe(b.dev));
+        open_bench(&b, argc > 1 && argv[1][0] != '\0' ? argv[1] : NULL, dtype,
+                   threads);
+        printf("%s, KV as %s\n", b.ops->describe(b.dev),
+               op_dtype_name((int) dtype));
 
         for (int i = 0; i < 3; i++) {
             bench_attention(&b, contexts[i], 1, 1);

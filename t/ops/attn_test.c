@@ -1,6 +1,7 @@
 /*
  * Attention and the KV write: against the oracle, and bit for bit against
- * itself under every way to cut the same tokens into batches.
+ * itself under every way to cut the same tokens into batches, with pools of
+ * f16 and of q8_0.
  *
  *   attn_test [name]    SEED in the environment gives the seed
  */
@@ -15,6 +16,7 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "kernels/cpu/cpu_kv.h"
 #include "kernels/op/op.h"
 #include "t/ops/lib/attn_world.h"
 
@@ -280,16 +282,38 @@ test_many_tiles(void **unused)
 }
 
 
-static uint16_t *
-v_of(const world_t *w, int pos, int head)
+/* The record of sequence 0's position. */
+static uint8_t *
+record_of(const world_t *w, const cpu_kv_layout_t *at, int pos, int head)
 {
-    const size_t head_halves = (size_t) 2 * OP_PAGE * w->attn.head_dim;
-    const size_t page =
-        (size_t) WORLD_LAYER * w->kv.n_pages + w->table[0][pos / OP_PAGE];
+    return cpu_kv_layer(&w->kv, at, WORLD_LAYER)
+           + (size_t) w->table[0][pos / OP_PAGE] * at->page_bytes
+           + (size_t) head * at->head_bytes;
+}
 
-    return (uint16_t *) w->kv.base
-           + (page * w->attn.n_kv_heads + head) * head_halves
-           + (size_t) (OP_PAGE + pos % OP_PAGE) * w->attn.head_dim;
+
+/* V of one position and head becomes this half; in a pool of q8_0, its scales
+ * do. */
+static void
+spoil_v(const world_t *w, int pos, int head, uint16_t half)
+{
+    const int dim = w->attn.head_dim;
+    const cpu_kv_layout_t at =
+        cpu_kv_layout((int) w->kv.dtype, w->attn.n_kv_heads, dim);
+    uint8_t *record = record_of(w, &at, pos, head);
+    uint16_t *v = (uint16_t *) (void *) (record + at.v);
+    uint16_t *scale = (uint16_t *) (void *) (record + at.v_scales);
+
+    if (w->kv.dtype == OP_F16) {
+        for (int d = 0; d < dim; d++) {
+            v[pos % OP_PAGE * dim + d] = half;
+        }
+        return;
+    }
+
+    for (int b = 0; b < dim; b += OP_KV_BLOCK) {
+        scale[b / OP_KV_BLOCK * OP_PAGE + pos % OP_PAGE] = half;
+    }
 }
 
 
@@ -333,10 +357,8 @@ test_no_leak(void **unused)
         };
         bad.ops->rope_kv(bad.dev, qkv, &batch, &bad.attn, bad.cos_sin, 64,
                          OP_ROPE_PAIRS, &bad.kv, WORLD_LAYER);
-        for (int d = 0; d < 64; d++) {
-            v_of(&bad, BAD, 0)[d] = 0x7c00;
-            v_of(&bad, BAD, 1)[d] = 0x7e00;
-        }
+        spoil_v(&bad, BAD, 0, 0x7c00);
+        spoil_v(&bad, BAD, 1, 0x7e00);
         bad.ops->attention(bad.dev, bad.out[0], qkv, &batch, &bad.attn, &bad.kv,
                            WORLD_LAYER);
 
@@ -350,14 +372,44 @@ test_no_leak(void **unused)
 }
 
 
-/* The other layer's pages and unused slots keep their poison: bytes. */
+/* Blanks what the first n positions of sequence 0 own in a copy of the pool.
+ */
+static void
+blank_own(const world_t *w, uint8_t *copy, int n)
+{
+    const int dim = w->attn.head_dim;
+    const int size = w->kv.dtype == OP_F16 ? 2 : 1;
+    const cpu_kv_layout_t at =
+        cpu_kv_layout((int) w->kv.dtype, w->attn.n_kv_heads, dim);
+
+    for (int i = 0; i < n * w->attn.n_kv_heads; i++) {
+        const int pos = i / w->attn.n_kv_heads;
+        const int slot = pos % OP_PAGE;
+        uint8_t *record = copy
+                          + (record_of(w, &at, pos, i % w->attn.n_kv_heads)
+                             - (uint8_t *) w->kv.base);
+
+        memset(record + at.v + slot * dim * size, 0, dim * size);
+        for (int d = 0; d < dim; d++) {
+            memset(record + at.k + (d * OP_PAGE + slot) * size, 0, size);
+            if (w->kv.dtype == OP_Q8_0) {
+                const int scale = (d / OP_KV_BLOCK * OP_PAGE + slot) * 2;
+
+                memset(record + at.k_scales + scale, 0, 2);
+                memset(record + at.v_scales + scale, 0, 2);
+            }
+        }
+    }
+}
+
+
+/* The other layer's pages, other pages and unused slots keep their poison. */
 static void
 test_writes_own_slots(void **unused)
 {
-    static const world_shape_t shape = { 3, 1, 64, 1 };
+    static const world_shape_t shape = { 4, 2, 70, 1 };
     world_t w;
     const world_chunk_t some = { 0, 21 };
-    size_t changed = 0;
 
     (void) unused;
 
@@ -365,17 +417,15 @@ test_writes_own_slots(void **unused)
         if (world_open(&w, world_isas[i], 2, &shape, 40) != 0) {
             continue;
         }
-        uint16_t *before = world_must(w.kv_bytes, 1);
-        const uint16_t *after = w.kv.base;
+        uint8_t *before = world_must(w.kv_bytes, 1);
+        uint8_t *after = w.kv.base;
 
         memcpy(before, after, w.kv_bytes);
         world_feed(&w, &some, 1);
-        changed = 0;
-        for (size_t k = 0; k < w.kv_bytes / 2; k++) {
-            changed += before[k] != after[k];
-        }
-        assert_int_equal(changed, 21 * 2 * 64);
-        assert_memory_equal(before, after, w.kv_bytes / WORLD_LAYERS);
+        assert_memory_not_equal(before, after, w.kv_bytes);
+        blank_own(&w, before, some.n);
+        blank_own(&w, after, some.n);
+        assert_memory_equal(before, after, w.kv_bytes);
         world_close(&w);
         free(before);
     }
@@ -389,6 +439,9 @@ test_extremes(void **unused)
     static const world_shape_t shape = { 3, 1, 64, 1 };
     enum { LEN = 600 };
     const int stride = (3 + 2) * 64;
+
+    /* 600 errors of a uniform ±1/254 have a mean of 0.0001, times five */
+    const double bound = world_dtype == OP_Q8_0 ? 5e-4 : 1e-4;
 
     (void) unused;
 
@@ -430,7 +483,7 @@ test_extremes(void **unused)
             for (int p = 0; p < LEN; p++) {
                 mean += (double) world_value(0, p, 3 * 64 + 64 + d) / LEN;
             }
-            assert_true(fabs(out[d] - mean) < 1e-4);
+            assert_true(fabs(out[d] - mean) < bound);
             assert_true(fabsf(out[64 + d]) <= 1.0f);
             assert_true(fabsf(out[128 + d]) <= 1.0f);
             assert_true(out[64 + d] != out[128 + d]);
@@ -441,17 +494,122 @@ test_extremes(void **unused)
 }
 
 
+/* K and V that no type can hold: nothing crashes, rows before them are
+ * finite, and q8_0 says NaN where it cannot say the value. */
+static void
+test_not_numbers(void **unused)
+{
+    enum { LEN = 40, BAD = 20, DIM = 80, STRIDE = 4 * DIM };
+    static const world_shape_t shape = { 2, 1, DIM, 1 };
+    static const float values[] = { NAN, INFINITY, -INFINITY, 3e38f, -3e38f };
+    const int32_t row_start[2] = { 0, LEN };
+
+    (void) unused;
+
+    for (int i = 0; i < WORLD_ISAS * 5; i++) {
+        world_t w;
+        int32_t pos[LEN];
+
+        if (world_open(&w, world_isas[i / 5], 2, &shape, LEN) != 0) {
+            continue;
+        }
+        world_fill(&w, LEN);
+
+        float *qkv = world_must((size_t) LEN * STRIDE, sizeof(float));
+        const int32_t *table = w.table[0];
+        const op_batch_t batch = {
+            .n_rows = LEN,
+            .n_seqs = 1,
+            .pos = pos,
+            .row_start = row_start,
+            .block_table = &table,
+        };
+
+        for (int p = 0; p < LEN; p++) {
+            pos[p] = p;
+            world_qkv(&w, 0, p, qkv + (size_t) p * STRIDE);
+        }
+        qkv[BAD * STRIDE + 2 * DIM] = values[i % 5]; /* K, then the last V */
+        qkv[(BAD + 1) * STRIDE - 1] = values[i % 5];
+        w.ops->rope_kv(w.dev, qkv, &batch, &w.attn, w.cos_sin, DIM,
+                       OP_ROPE_PAIRS, &w.kv, WORLD_LAYER);
+        w.ops->attention(w.dev, w.out[0], qkv, &batch, &w.attn, &w.kv,
+                         WORLD_LAYER);
+
+        for (int k = 0; k < BAD * w.width; k++) {
+            assert_true(isfinite(w.out[0][k]));
+        }
+        assert_false(isfinite(w.out[0][(BAD + 1) * w.width - 1]));
+        world_close(&w);
+        free(qkv);
+    }
+}
+
+
+/* The same memory holds nearly twice the tokens. */
+static void
+test_page_bytes(void **unused)
+{
+    world_t w;
+    static const world_shape_t shape = { 3, 1, 64, 1 };
+
+    (void) unused;
+
+    for (int i = -1; i < WORLD_ISAS; i++) {
+        if (world_open(&w, i < 0 ? NULL : world_isas[i], 1, &shape, 16) != 0) {
+            continue;
+        }
+        assert_int_equal(w.ops->kv_page_bytes(w.dev, OP_F16, 30, 3, 64),
+                         30 * 3 * 2 * 16 * 64 * 2);
+        assert_int_equal(w.ops->kv_page_bytes(w.dev, OP_Q8_0, 30, 3, 64),
+                         30 * 3 * 2 * 16 * (64 + 2 * 2));
+        assert_int_equal(w.ops->kv_page_bytes(w.dev, OP_Q8_0, 1, 1, 34),
+                         2 * 16 * (34 + 2 * 2));
+        assert_int_equal(w.ops->kv_page_bytes(w.dev, OP_F32, 30, 3, 64), 0);
+        assert_int_equal(w.ops->kv_page_bytes(w.dev, OP_Q4_0, 30, 3, 64), 0);
+        world_close(&w);
+    }
+}
+
+
+static int
+use_q8_0(void **unused)
+{
+    (void) unused;
+    world_dtype = OP_Q8_0;
+    return 0;
+}
+
+
+static int
+use_f16(void **unused)
+{
+    (void) unused;
+    world_dtype = OP_F16;
+    return 0;
+}
+
+
+#define BOTH(test)                                \
+    { #test, test, use_f16, NULL, NULL },         \
+    {                                             \
+#test "_q8_0", test, use_q8_0, NULL, NULL \
+    }
+
+
 int
 main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_oracle),
-        cmocka_unit_test(test_same_bits),
-        cmocka_unit_test(test_long_tiles),
-        cmocka_unit_test(test_many_tiles),
-        cmocka_unit_test(test_no_leak),
-        cmocka_unit_test(test_writes_own_slots),
-        cmocka_unit_test(test_extremes),
+        BOTH(test_oracle),
+        BOTH(test_same_bits),
+        BOTH(test_long_tiles),
+        BOTH(test_many_tiles),
+        BOTH(test_no_leak),
+        BOTH(test_writes_own_slots),
+        BOTH(test_extremes),
+        BOTH(test_not_numbers),
+        cmocka_unit_test(test_page_bytes),
     };
 
     world_start();

@@ -96,7 +96,7 @@ compute(const gguf_t *gguf, char **argv, const int32_t *ids, int n)
     fprintf(stderr, "%s: %s, weights %zu, activations %zu, page %zu bytes\n",
             how.backend, run.ops->describe(run.dev),
             model_weight_bytes(run.model), model_activation_bytes(run.model),
-            model_page_bytes(run.model));
+            model_page_bytes(run.model, OP_F16));
     run_sequence(&run, ids, n, chunk, table, logits);
     rc = emit(argv[4], logits, n, run.n_vocab);
 

@@ -76,12 +76,14 @@ run_open(run_t *run, const gguf_t *gguf, const run_how_t *how, llm_err_t *err)
     const model_config_t *c = model_config(run->model);
 
     run->n_vocab = c->n_vocab;
-    run->kv_bytes = (size_t) how->n_pages * model_page_bytes(run->model);
+    run->kv_bytes =
+        (size_t) how->n_pages * model_page_bytes(run->model, OP_F16);
     run->kv.base = run->ops->alloc(run->dev, run->kv_bytes);
     run->kv.n_pages = how->n_pages;
     run->kv.n_layers = c->n_layers;
     run->kv.n_kv_heads = c->n_kv_heads;
     run->kv.head_dim = c->head_dim;
+    run->kv.dtype = OP_F16;
 
     if (run->kv.base == NULL) {
         run_close(run);

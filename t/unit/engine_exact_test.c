@@ -2,7 +2,8 @@
  * Exactness: 32 different requests, each run alone, then all at once with
  * staggered starts, at token budgets 32, 256 and 2048, with 1 and 2 threads, on
  * each instruction set, and with so few pages that sequences are preempted.
- * Tokens and log-probabilities must be the same bit for bit.
+ * Tokens and log-probabilities must be the same bit for bit, with a KV cache of
+ * either type.
  *
  * Needs LLM_TEST_MODEL.  LLM_TEST_LONG runs the whole matrix; without it, the
  * corners.
@@ -44,7 +45,8 @@ typedef struct {
     int max_seqs;
     const char *kv_memory; /* NULL: ample */
     int n_requests;
-    bool skip_long; /* leave the prompts of hundreds of tokens out */
+    bool skip_long;       /* leave the prompts of hundreds of tokens out */
+    const char *kv_dtype; /* NULL: the default */
 } setup_t;
 
 static const char *const topics[] = {
@@ -206,6 +208,11 @@ open_engine(const setup_t *setup)
         assert_int_equal(engine_conf_set(&conf, memory, &err), LLM_OK);
     }
 
+    if (setup->kv_dtype != NULL) {
+        snprintf(memory, sizeof(memory), "kv_cache_dtype=%s", setup->kv_dtype);
+        assert_int_equal(engine_conf_set(&conf, memory, &err), LLM_OK);
+    }
+
     if (engine_open(&conf, &engine, &err) != LLM_OK) {
         fail_msg("%s", err.text);
     }
@@ -247,6 +254,10 @@ run_alone(const setup_t *setup, answer_t *answers)
     engine_t *engine = open_engine(setup);
 
     for (int i = 0; i < setup->n_requests; i++) {
+        if (is_left_out(setup, i)) {
+            continue;
+        }
+
         request_t *req = submit(engine, i);
 
         while (!req->finished) {
@@ -314,9 +325,10 @@ compare(const setup_t *setup, const answer_t *a, const answer_t *b)
         if (!is_left_out(setup, i)
             && memcmp(&a[i], &b[i], sizeof(answer_t)) != 0) {
             fail_msg("request %d differs: isa %s, threads %d, budget %d, kv "
-                     "%s: \"%.*s\" and \"%.*s\"",
+                     "%s %s: \"%.*s\" and \"%.*s\"",
                      i, setup->isa, setup->threads, setup->budget,
                      setup->kv_memory ? setup->kv_memory : "ample",
+                     setup->kv_dtype ? setup->kv_dtype : "f16",
                      (int) a[i].text_len, a[i].text, (int) b[i].text_len,
                      b[i].text);
         }
@@ -324,13 +336,12 @@ compare(const setup_t *setup, const answer_t *a, const answer_t *b)
 }
 
 
-static answer_t alone[N_REQUESTS], other[N_REQUESTS];
+static answer_t alone[N_REQUESTS], other[N_REQUESTS], alone_q8_0[N_REQUESTS];
 static bool have_alone;
 static bool whole_matrix;
 
-static const setup_t base_setup = {
-    NULL, 2, 2048, 64, NULL, N_REQUESTS, false
-};
+static const setup_t base_setup = { NULL, 2,          2048,  64,
+                                    NULL, N_REQUESTS, false, NULL };
 
 
 static void
@@ -447,6 +458,120 @@ test_instruction_sets(void **state)
 }
 
 
+/* With a cache of q8_0 the answers are others, but as exact: a smaller matrix
+ * of budgets, threads, instruction sets and preemption. */
+static void
+test_q8_0(void **state)
+{
+    static const struct {
+        const char *isa;
+        int threads;
+        int budget;
+        int max_seqs;
+        const char *memory;
+        int n_requests;
+    } rows[] = {
+        { NULL, 2, 256, 64, NULL, 20 },    { NULL, 1, 32, 32, NULL, 20 },
+        { NULL, 2, 256, 64, "1950k", 20 }, /* 10 pages: 160 tokens for all */
+        { "avx2", 1, 256, 64, NULL, 20 },  { "baseline", 2, 256, 64, NULL, 4 },
+    };
+    setup_t setup = base_setup;
+    int same = 0;
+
+    (void) state;
+    alone_once();
+    setup.kv_dtype = "q8_0";
+    setup.n_requests = 20;
+    setup.skip_long = !whole_matrix;
+    run_alone(&setup, alone_q8_0);
+
+    for (int i = 0; i < setup.n_requests; i++) {
+        same += memcmp(&alone[i], &alone_q8_0[i], sizeof(answer_t)) == 0;
+    }
+    assert_int_equal(same, 0); /* it is not f16 */
+
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        op_err_t op_err;
+        const op_open_t how = { .threads = 1, .isa = rows[i].isa };
+        op_dev_t *dev = backend_find("cpu")->open(&how, &op_err);
+
+        if (dev == NULL) {
+            print_message("# %s: %s\n", rows[i].isa, op_err.text);
+            continue;
+        }
+
+        backend_find("cpu")->close(dev);
+        setup.isa = rows[i].isa;
+        setup.threads = rows[i].threads;
+        setup.budget = rows[i].budget;
+        setup.max_seqs = rows[i].max_seqs;
+        setup.kv_memory = rows[i].memory;
+        setup.n_requests = rows[i].n_requests;
+        setup.skip_long = !whole_matrix || rows[i].memory != NULL;
+
+        const uint64_t preemptions = run_storm(&setup, other);
+
+        assert_true((preemptions > 0) == (rows[i].memory != NULL));
+        compare(&setup, alone_q8_0, other);
+    }
+}
+
+
+/* The same memory holds nearly twice the tokens. */
+static void
+test_q8_0_pages(void **state)
+{
+    setup_t setup = base_setup;
+    int n_pages[2];
+
+    (void) state;
+    setup.kv_memory = "64m";
+
+    for (int i = 0; i < 2; i++) {
+        setup.kv_dtype = i == 0 ? "f16" : "q8_0";
+
+        engine_t *engine = open_engine(&setup);
+
+        n_pages[i] = kv_pool_pages(engine->pool);
+        engine_close(engine);
+    }
+
+    /* 64 bytes of 32 values, or 34; 30 layers of 3 KV heads of 64 */
+    assert_int_equal(n_pages[0], (64 << 20) / (30 * 3 * 16 * 2 * 64 / 32 * 64));
+    assert_int_equal(n_pages[1], (64 << 20) / (30 * 3 * 16 * 2 * 64 / 32 * 34));
+    assert_true(n_pages[1] > 1.87 * n_pages[0]);
+}
+
+
+static void
+test_dtype_words(void **state)
+{
+    static const char *const bad[] = { "q4_0", "", "F16", "q8_0 ", "1" };
+    engine_conf_t conf;
+    llm_err_t err;
+    char word[64];
+
+    (void) state;
+    engine_conf_init(&conf);
+    assert_int_equal(conf.kv_cache_dtype, OP_F16);
+    assert_int_equal(engine_conf_set(&conf, "kv_cache_dtype=q8_0", &err),
+                     LLM_OK);
+    assert_int_equal(conf.kv_cache_dtype, OP_Q8_0);
+
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        snprintf(word, sizeof(word), "kv_cache_dtype=%s", bad[i]);
+        assert_int_equal(engine_conf_set(&conf, word, &err), LLM_BADREQ);
+        assert_non_null(strstr(err.text, word));
+        assert_non_null(strstr(err.text, "use f16 or q8_0"));
+        assert_int_equal(conf.kv_cache_dtype, OP_Q8_0);
+    }
+
+    assert_int_equal(engine_conf_set(&conf, "kv_cache_dtype=f16", &err),
+                     LLM_OK);
+    assert_int_equal(conf.kv_cache_dtype, OP_F16);
+}
+
+
 int
 main(void)
 {
@@ -455,6 +580,9 @@ main(void)
         cmocka_unit_test(test_small_budget),
         cmocka_unit_test(test_preemption),
         cmocka_unit_test(test_instruction_sets),
+        cmocka_unit_test(test_q8_0),
+        cmocka_unit_test(test_q8_0_pages),
+        cmocka_unit_test(test_dtype_words),
     };
 
     if (getenv("LLM_TEST_MODEL") == NULL) {

@@ -89,6 +89,13 @@ test_bytes(void **state)
                      128 << 10);
     assert_int_equal(sizing_kv_bytes(tied, OP_F16), 23040);
 
+    /* a head of 80 values has three scales: 2 × 7 × 5 × (80 + 6) */
+    const sizing_shape_t odd = { .n_layers = 7,
+                                 .n_kv_heads = 5,
+                                 .head_dim = 80 };
+
+    assert_int_equal(sizing_kv_bytes(&odd, OP_Q8_0), 6020);
+
     /* a row: 3 × 5120 + 15360 + 5120 + 3 × 13824 = 77312 floats */
     const sizing_step_t step = { 2048, 64, 2048 };
 
@@ -229,7 +236,9 @@ test_account(void **state)
     assert_int_equal(sizing_activation_bytes(&shape, &step),
                      model_activation_bytes(model));
     assert_int_equal(sizing_kv_bytes(&shape, OP_F16) * KV_PAGE,
-                     model_page_bytes(model));
+                     model_page_bytes(model, OP_F16));
+    assert_int_equal(sizing_kv_bytes(&shape, OP_Q8_0) * KV_PAGE,
+                     model_page_bytes(model, OP_Q8_0));
 
     gguf_close(gguf);
     model_free(model);

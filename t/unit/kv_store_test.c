@@ -26,10 +26,12 @@ static bool refuse;
 
 
 static size_t
-fake_page_bytes(op_dev_t *dev, int n_layers, int n_kv_heads, int head_dim)
+fake_page_bytes(op_dev_t *dev, int dtype, int n_layers, int n_kv_heads,
+                int head_dim)
 {
     (void) dev;
-    return (size_t) n_layers * n_kv_heads * head_dim * OP_PAGE * 4;
+    return (size_t) n_layers * n_kv_heads * head_dim * OP_PAGE
+           * (dtype == OP_Q8_0 ? 2 : 4);
 }
 
 
@@ -60,7 +62,11 @@ static void
 test_store_create(void **state)
 {
     op_kv_t kv = {
-        .n_pages = 10, .n_layers = 2, .n_kv_heads = 3, .head_dim = 8
+        .n_pages = 10,
+        .n_layers = 2,
+        .n_kv_heads = 3,
+        .head_dim = 8,
+        .dtype = OP_F16,
     };
     llm_err_t err;
 
@@ -73,6 +79,12 @@ test_store_create(void **state)
     assert_int_equal(freed_bytes, asked_bytes);
     assert_null(kv.base);
     kv_store_destroy(&fake_ops, NULL, &kv);
+
+    kv.dtype = OP_Q8_0;
+    assert_int_equal(kv_store_create(&fake_ops, NULL, &kv, &err), LLM_OK);
+    assert_int_equal(asked_bytes, 10 * 2 * 3 * 8 * 16 * 2);
+    kv_store_destroy(&fake_ops, NULL, &kv);
+    assert_int_equal(freed_bytes, asked_bytes);
 
     refuse = true;
     assert_int_equal(kv_store_create(&fake_ops, NULL, &kv, &err), LLM_NOMEM);

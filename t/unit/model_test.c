@@ -162,7 +162,13 @@ test_sizes(void **state)
     assert_int_equal(load(&b, "cpu", &run, &err), LLM_OK);
 
     /* f16 K and V of 16 tokens, 2 layers, 2 heads of 16 */
-    assert_true(model_page_bytes(run.model) >= 16 * 2 * 2 * 2 * 16 * 2);
+    assert_int_equal(model_page_bytes(run.model, OP_F16),
+                     16 * 2 * 2 * 2 * 16 * 2);
+
+    /* bytes, and a scale for each 16 of them */
+    assert_int_equal(model_page_bytes(run.model, OP_Q8_0),
+                     16 * 2 * 2 * 2 * (16 + 2));
+    assert_int_equal(model_page_bytes(run.model, OP_Q4_0), 0);
     assert_true(model_weight_bytes(run.model) > 64 * 40);
     assert_true(model_activation_bytes(run.model)
                 > (size_t) how.max_rows * 64 * 4);

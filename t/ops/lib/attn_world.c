@@ -18,6 +18,7 @@
 const char *const world_isas[WORLD_ISAS] = { "avx512", "avx2", "baseline" };
 
 uint64_t world_seed;
+op_dtype_t world_dtype = OP_F16;
 
 static uint64_t state;
 
@@ -101,9 +102,10 @@ make_pool(world_t *w, const world_shape_t *shape)
         .n_layers = WORLD_LAYERS,
         .n_kv_heads = shape->n_kv_heads,
         .head_dim = shape->head_dim,
+        .dtype = world_dtype,
     };
     w->kv_bytes = n_pages
-                  * w->ops->kv_page_bytes(w->dev, WORLD_LAYERS,
+                  * w->ops->kv_page_bytes(w->dev, world_dtype, WORLD_LAYERS,
                                           shape->n_kv_heads, shape->head_dim);
     w->kv.base = w->ops->alloc(w->dev, w->kv_bytes);
     if (w->kv.base == NULL) {
@@ -357,7 +359,7 @@ world_fill(world_t *w, int len)
         .row_start = row_start,
         .block_table = &table,
     };
-    w->ops->rope_kv(w->dev, qkv, &batch, &w->attn, w->cos_sin, w->attn.head_dim,
+    w->ops->rope_kv(w->dev, qkv, &batch, &w->attn, w->cos_sin, 0,
                     OP_ROPE_HALVES, &w->kv, WORLD_LAYER);
     free(pos);
     free(qkv);

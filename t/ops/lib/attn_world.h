@@ -24,6 +24,9 @@ typedef struct {
     int n_seqs; /* that the pool has pages for */
 } world_shape_t;
 
+/* What K and V of the worlds to be opened are stored as. */
+extern op_dtype_t world_dtype;
+
 /* A backend with a poisoned page pool and what its sequences answered. */
 typedef struct {
     const op_table_t *ops;
@@ -74,7 +77,8 @@ void world_feed(world_t *w, const world_chunk_t *chunks, int n_chunks);
 /* Random steps until the sequences have these lengths. */
 void world_feed_randomly(world_t *w, const int *len, int n_seqs, int largest);
 
-/* Writes len positions of sequence 0 to its pages and attends nothing. */
+/* Writes len positions of sequence 0 to its pages and attends nothing.  K is
+ * not rotated: the oracle and the product round the same values then. */
 void world_fill(world_t *w, int len);
 
 void world_assert_same(const world_t *a, const world_t *b, int n_seqs,
