@@ -135,6 +135,7 @@ struct ngx_http_llm_ctx_s {
     unsigned                   keepalive:1;  /* r->keepalive before an error */
     unsigned                   blocked:1;    /* the client is slow */
     unsigned                   released:1;
+    unsigned                   answers:1;    /* headers are of an answer */
     unsigned                   replace:1;    /* the filter swaps the body */
     unsigned                   replaced:1;
 };

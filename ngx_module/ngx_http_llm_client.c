@@ -17,6 +17,8 @@ ngx_http_llm_client_header(ngx_http_llm_ctx_t *ctx)
         return NGX_OK;
     }
 
+    ctx->answers = 1;
+
     rc = ngx_http_llm_sse_header(ctx->request);
 
     return (rc == NGX_ERROR || rc > NGX_OK) ? NGX_ERROR : NGX_OK;
@@ -82,6 +84,7 @@ ngx_http_llm_client_complete(ngx_http_llm_ctx_t *ctx)
         rc = ngx_http_llm_out_send(r, &ctx->out, 1);
 
     } else {
+        ctx->answers = 1;
         rc = ngx_http_llm_out_respond(r, &ctx->out, "application/json");
     }
 
@@ -94,7 +97,6 @@ ngx_http_llm_client_complete(ngx_http_llm_ctx_t *ctx)
 void
 ngx_http_llm_client_fail(ngx_http_llm_ctx_t *ctx)
 {
-    ngx_uint_t           level;
     ngx_http_request_t  *r;
 
     r = ctx->request;
@@ -103,16 +105,19 @@ ngx_http_llm_client_fail(ngx_http_llm_ctx_t *ctx)
                            NGX_HTTP_INTERNAL_SERVER_ERROR, NULL,
                            "The server could not answer the request.");
 
-    /* the message may quote what the client sent, which the log must not */
+    if (ctx->error.status >= 500) {
+        ngx_log_error(NGX_LOG_ERR, r->connection->log, 0, "llm: %V",
+                      &ctx->error.message);
 
-    level = (ctx->error.status >= 500) ? NGX_LOG_ERR : NGX_LOG_INFO;
+    } else {
 
-    ngx_log_error(level, r->connection->log, 0, "llm: %ui %s, param \"%V\"",
-                  ctx->error.status, ngx_http_llm_error_code(&ctx->error),
-                  &ctx->error.param);
+        /* its message may quote the client: not above debug, and newlines in
+         * it must not look like lines of the log */
 
-    ngx_log_debug1(NGX_LOG_DEBUG_HTTP, r->connection->log, 0, "llm: %V",
-                   &ctx->error.message);
+        ngx_log_error(NGX_LOG_INFO, r->connection->log, 0,
+                      "llm: request refused, status %ui, param \"%V\"",
+                      ctx->error.status, &ctx->error.param);
+    }
 
     if (!r->header_sent) {
         ngx_http_llm_client_finalize(ctx, ctx->error.status);

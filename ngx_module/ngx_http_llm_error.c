@@ -289,6 +289,12 @@ ngx_http_llm_error_header_filter(ngx_http_request_t *r)
         return NGX_ERROR;
     }
 
+    /* `error_page 503 @other` without "=": an answer under that status */
+
+    if (ctx->answers) {
+        return ngx_http_llm_next_header_filter(r);
+    }
+
     error = &ctx->error;
 
     if (error->status != r->err_status) {

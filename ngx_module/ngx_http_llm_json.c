@@ -156,6 +156,36 @@ ngx_http_llm_utf8_len(const u_char *p, const u_char *end)
 }
 
 
+static void
+ngx_http_llm_json_scan_space(ngx_http_llm_json_scan_t *scan)
+{
+    while (scan->p < scan->end
+           && (*scan->p == ' ' || *scan->p == '\t' || *scan->p == '\n'
+               || *scan->p == '\r'))
+    {
+        scan->p++;
+    }
+}
+
+
+static void
+ngx_http_llm_json_scan_seed(ngx_http_llm_json_scan_t *scan)
+{
+    ngx_http_llm_json_scan_space(scan);
+
+    if (scan->p == scan->end || *scan->p != ':') {
+        return;
+    }
+
+    scan->p++;
+
+    ngx_http_llm_json_scan_space(scan);
+
+    scan->seed->data = (u_char *) scan->p;
+    scan->seed->len = scan->end - scan->p;
+}
+
+
 static ngx_int_t
 ngx_http_llm_json_scan(ngx_http_llm_json_scan_t *scan)
 {
@@ -175,20 +205,11 @@ ngx_http_llm_json_scan(ngx_http_llm_json_scan_t *scan)
             /* a key of the outermost object whose number a double cannot
              * hold exactly */
 
-            if (scan->depth == 1 && scan->p - start == 6
+            if (scan->depth == 1 && scan->seed->data == NULL
+                && scan->p - start == 6
                 && ngx_strncmp(start, "\"seed\"", 6) == 0)
             {
-                while (scan->p < scan->end
-                       && (*scan->p == ' ' || *scan->p == '\t'
-                           || *scan->p == '\n' || *scan->p == '\r'))
-                {
-                    scan->p++;
-                }
-
-                if (scan->p < scan->end && *scan->p == ':') {
-                    scan->seed->data = (u_char *) scan->p + 1;
-                    scan->seed->len = scan->end - scan->p - 1;
-                }
+                ngx_http_llm_json_scan_seed(scan);
             }
 
             continue;

@@ -52,6 +52,19 @@ ngx_http_llm_list_seed(ngx_http_llm_ctx_t *ctx, const cJSON *root)
 
     raw = &ctx->json.seed;
 
+    if (raw->data == NULL) {
+
+        /* the key is written with escapes */
+
+        if (ngx_http_llm_json_int(item, &n) != NGX_OK) {
+            goto failed;
+        }
+
+        ctx->query.params.seed = (uint64_t) n;
+
+        return NGX_OK;
+    }
+
     ngx_cpystrn((u_char *) text, raw->data, ngx_min(raw->len + 1,
                                                     sizeof(text)));
     errno = 0;

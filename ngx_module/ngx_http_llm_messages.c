@@ -264,7 +264,7 @@ ngx_http_llm_messages_calls(ngx_http_llm_ctx_t *ctx, cJSON *message,
             continue;
         }
 
-        object = cJSON_Parse(arguments->valuestring);
+        object = cJSON_ParseWithOpts(arguments->valuestring, NULL, 1);
 
         if (!cJSON_IsObject(object)
             || !cJSON_ReplaceItemInObjectCaseSensitive(function, "arguments",

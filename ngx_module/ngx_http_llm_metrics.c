@@ -34,7 +34,7 @@ typedef struct {
     ngx_http_llm_out_t     out;
     ngx_http_llm_engine_t  **engines;
     ngx_uint_t             n;
-    ngx_str_t             *labels;     /* model_name="…" of each */
+    ngx_str_t             *labels;     /* engine="…",model_name="…" of each */
 } ngx_http_llm_page_t;
 
 
@@ -158,7 +158,10 @@ ngx_http_llm_metrics_handler(ngx_http_request_t *r)
 }
 
 
-/* the name clients use, or the engine's while it is not known */
+/*
+ * model_name: the name clients use, or the engine's while it is not known;
+ * engine tells two blocks with one model apart.
+ */
 
 static ngx_int_t
 ngx_http_llm_metrics_labels(ngx_http_request_t *r, ngx_http_llm_page_t *page)
@@ -186,14 +189,17 @@ ngx_http_llm_metrics_labels(ngx_http_request_t *r, ngx_http_llm_page_t *page)
             name.len = ngx_strlen(card.alias);
         }
 
-        p = ngx_pnalloc(r->pool, sizeof("model_name=\"\"") + 2 * name.len);
+        p = ngx_pnalloc(r->pool, sizeof("engine=\"\",model_name=\"\"")
+                                 + engine->name.len + 2 * name.len);
         if (p == NULL) {
             return NGX_ERROR;
         }
 
         page->labels[i].data = p;
 
-        p = ngx_cpymem(p, "model_name=\"", sizeof("model_name=\"") - 1);
+        /* an engine's name needs no escaping */
+
+        p = ngx_sprintf(p, "engine=\"%V\",model_name=\"", &engine->name);
 
         for (k = 0; k < name.len; k++) {
 

@@ -341,7 +341,12 @@ ngx_http_llm_ring_fail(ngx_http_llm_ring_t *ring)
 
     for (i = 0; i < ring->shm->geo.slots_per_worker; i++) {
 
-        if (!ring->seats[i].busy) {
+        /* a request that a fallback has given to the next engine meanwhile
+         * stays */
+
+        if (!ring->seats[i].busy
+            || ring->seats[i].epoch != ring->dead)
+        {
             continue;
         }
 

@@ -19,6 +19,7 @@
 typedef struct {
     void                    *owner;      /* ngx_http_llm_choice_t, or NULL */
     uint32_t                 ticket;
+    uint32_t                 epoch;      /* of the engine it was given to */
     unsigned                 busy:1;     /* not in the free list */
     unsigned                 submitted:1;
     unsigned                 finished:1; /* its last record was read */

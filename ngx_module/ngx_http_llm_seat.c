@@ -27,6 +27,7 @@ ngx_http_llm_ring_take(ngx_http_llm_ring_t *ring, void *owner)
 
     st = &ring->seats[seat];
     st->owner = owner;
+    st->epoch = 0;
     st->busy = 1;
     st->submitted = 0;
     st->finished = 0;
@@ -95,6 +96,7 @@ ngx_http_llm_ring_submit(ngx_http_llm_ring_t *ring, ngx_uint_t seat,
     }
 
     st->ticket = ring->ticket;
+    st->epoch = ring->epoch;
     st->submitted = 1;
 
     clock_gettime(CLOCK_MONOTONIC, &ts);
@@ -188,7 +190,7 @@ ngx_http_llm_ring_drop(ngx_http_llm_ring_t *ring, ngx_uint_t seat)
     /* epoch 0: the engine it was given to is gone */
 
     if (!st->submitted || ring->epoch == 0
-        || slot->epoch != ring->epoch
+        || st->epoch != ring->epoch
         || atomic_load(&slot->done) == st->ticket)
     {
         ngx_http_llm_ring_give(ring, seat);

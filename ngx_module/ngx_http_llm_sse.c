@@ -269,6 +269,16 @@ ngx_http_llm_out_respond(ngx_http_request_t *r, ngx_http_llm_out_t *out,
 ngx_int_t
 ngx_http_llm_sse_header(ngx_http_request_t *r)
 {
+    ngx_http_core_loc_conf_t  *clcf;
+
+    /* small packets must not wait for the client's acknowledgement */
+
+    clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
+
+    if (clcf->tcp_nodelay && ngx_tcp_nodelay(r->connection) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
     r->headers_out.status = NGX_HTTP_OK;
 
     /* the length leaves the charset out: gzip_types and the like compare it */

@@ -333,6 +333,19 @@ ngx_http_llm_submit_choices(ngx_http_llm_ctx_t *ctx)
         return NGX_ERROR;
     }
 
+    if (n > ctx->ring->shm->geo.slots_per_worker) {
+
+        /* however long the client waits */
+
+        ngx_http_llm_error_set(&ctx->error, pool, NGX_HTTP_SERVICE_UNAVAILABLE,
+                               "n", "prompts times n are %ui, more than the "
+                               "%uD slots of this server.", n,
+                               ctx->ring->shm->geo.slots_per_worker);
+        ctx->error.code = "engine_busy";
+        ctx->error.no_retry = 1;
+        return NGX_ERROR;
+    }
+
     ctx->choices = ngx_pcalloc(pool, n * sizeof(ngx_http_llm_choice_t));
     if (ctx->choices == NULL) {
         return ngx_http_llm_submit_nomem(ctx);

@@ -13,7 +13,8 @@ use Time::HiRes qw(sleep time);
 
 plan skip_all => 'LLM_TEST_MODEL is not set' unless $ENV{LLM_TEST_MODEL};
 
-my $t = LLM::Test->new(engine => 'max_num_seqs 4;',
+my $t = LLM::Test->new(
+    engine => 'max_num_seqs 4; max_num_batched_tokens 64;',
     listen => 'sndbuf=4k', server => 'send_timeout 5s;')->start;
 my $uri = '/v1/completions';
 my %long = (prompt => 'Once upon a time', max_tokens => 4000,

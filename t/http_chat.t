@@ -98,6 +98,18 @@ is $same[0], $same[1], 'one seed, one answer';
 isnt $t->post($uri, { %warm, seed => 8 })->json->{choices}[0]{message}{content},
     $same[0], 'another seed, another';
 
+# other ways to write it
+for my $json ('"seed":' . ' ' x 40 . '7', '"s\u0065ed": 7', '"seed": 7.0e0') {
+    my $body = json_encode(\%warm) =~ s/^\{/{$json,/r;
+    is $t->post($uri, $body)->json->{choices}[0]{message}{content}, $same[0],
+        "a seed: $json";
+}
+is $t->post($uri, { %warm, seed => undef })->{status}, 200, 'or null';
+my @wide = map { $t->post($uri, json_encode(\%warm) =~ s/^\{/{"seed": $_,/r)
+    ->json->{choices}[0]{message}{content} } '9007199254740992',
+    '9007199254740993';
+isnt $wide[0], $wide[1], 'all of its 64 bits count';
+
 $r = $t->post($uri, { %warm, seed => 7, n => 2 });
 is scalar @{ $r->json->{choices} }, 2, 'n choices';
 is $r->json->{choices}[0]{message}{content}, $same[0], 'the first is as alone';

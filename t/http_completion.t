@@ -95,10 +95,14 @@ $r = $t->post($uri, { prompt => 'x', max_tokens => 300,
 is $r->json->{usage}{completion_tokens}, 1, 'logit_bias';
 
 # clamped to the context, as vLLM does
-my $few = $t->post($uri, { prompt => [(504) x 8188], max_tokens => 100,
+my $small = LLM::Test->new(engine => 'max_model_len 64;')->start;
+my $few = $small->post($uri, { prompt => [(504) x 60], max_tokens => 50,
     temperature => 0, ignore_eos => \1 });
 is $few->json->{usage}{completion_tokens}, 4, 'clamped to the context';
 is $few->json->{choices}[0]{finish_reason}, 'length', 'and says length';
+is $small->post($uri, { prompt => [(504) x 64] })->{status}, 400,
+    'a prompt that fills the context leaves no room';
+$small->stop_ok;
 
 # --- tokenize, detokenize ---
 

@@ -161,6 +161,22 @@ $r = $t->post($text, { prompt => $mega . $mega });
 is $r->{status}, 413, 'beyond client_max_body_size';
 ok defined eval { $r->json->{error}{message} }, 'in the right shape';
 
+# --- what clients send is not for the log, least of all as a line of its own ---
+
+my $secret = 'xyzzy';
+$t->post($_->[0], $_->[1], headers => ["Authorization: Bearer $secret"])
+    for [$chat, { @hi, model => "a\n2026/01/01 [emerg] $secret" }],
+    [$chat, { messages => [{ role => $secret, content => $secret }] }],
+    [$chat, { messages => [{ role => 'user', content => [{ type => $secret }] }] }],
+    [$chat, { @hi, logit_bias => { $secret => 1 } }],
+    [$chat, { @hi, response_format => { type => $secret } }],
+    [$chat, { messages => [{ role => 'user', content => $secret }],
+        max_tokens => 2 }],
+    [$text, { prompt => "$secret " x 20000 }],
+    [$text, { prompt => $secret, stop => $secret, max_tokens => 2,
+        request_id => $secret }];
+unlike $t->log, qr/$secret/, 'the log has nothing of what clients send';
+
 # --- many at once, and it still works ---
 
 my @all = map { $t->open_request(POST => $text, $broken{'cut off'}) } 1 .. 50;

@@ -315,12 +315,13 @@ sub children {
 
 sub engine_pid { return ($_[0]->children('llm-engine'))[0] }
 
-# A value of /metrics, by name and label pattern.
+# A value of /metrics, by name and label pattern; of the engine "chat" unless
+# that says otherwise.
 sub metric {
     my ($self, $name, $labels) = @_;
     my $text = $self->get('/metrics')->{body};
 
-    $labels //= '[^}]*';
+    $labels //= 'engine="chat",[^}]*';
     return $text =~ /^\Q$name\E(?:\{$labels\})? (\S+)$/m ? $1 : undef;
 }
 
