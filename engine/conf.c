@@ -12,7 +12,13 @@
 
 #include "engine/base/log.h"
 
-typedef enum { CONF_STR, CONF_INT, CONF_SIZE, CONF_LEVEL } conf_kind_t;
+typedef enum {
+    CONF_STR,
+    CONF_INT,
+    CONF_SIZE,
+    CONF_FLAG,
+    CONF_LEVEL
+} conf_kind_t;
 
 typedef struct {
     const char *key;
@@ -39,6 +45,10 @@ static const conf_row_t conf_rows[] = {
     { "max_num_seqs", CONF_INT, AT(max_num_seqs), 1, 4096, false },
     { "max_num_batched_tokens", CONF_INT, AT(max_num_batched_tokens), 1,
       1 << 17, false },
+    { "long_prefill_token_threshold", CONF_INT,
+      AT(long_prefill_token_threshold), 0, 1 << 17, false },
+    { "chunked_prefill", CONF_FLAG, AT(chunked_prefill), 0, 0, false },
+    { "prefix_caching", CONF_FLAG, AT(prefix_caching), 0, 0, false },
     { "kv_cache_memory", CONF_SIZE, AT(kv_cache_memory), 1, 0, false },
     { "threads", CONF_INT, AT(threads), 1, 256, true },
     { "workers", CONF_INT, AT(workers), 1, 256, false },
@@ -55,6 +65,8 @@ engine_conf_init(engine_conf_t *conf)
         .block_size = 16,
         .max_num_seqs = 128,
         .max_num_batched_tokens = 2048,
+        .chunked_prefill = true,
+        .prefix_caching = true,
         .workers = 8,
     };
 }
@@ -116,6 +128,15 @@ conf_set_row(engine_conf_t *conf, const conf_row_t *row, const char *value,
         }
 
         *(int *) (void *) place = (int) n;
+        return LLM_OK;
+
+    case CONF_FLAG:
+        if (strcmp(value, "on") != 0 && strcmp(value, "off") != 0) {
+            return llm_err_set(err, LLM_BADREQ, row->key,
+                               "%s=%s: use on or off", row->key, value);
+        }
+
+        *(bool *) place = value[1] == 'n';
         return LLM_OK;
 
     case CONF_SIZE:
@@ -190,6 +211,17 @@ engine_conf_check(const engine_conf_t *conf, llm_err_t *err)
                            "token in each step; raise the first or lower the "
                            "second",
                            conf->max_num_batched_tokens, conf->max_num_seqs);
+    }
+
+    if (!conf->chunked_prefill
+        && conf->max_num_batched_tokens < conf->max_model_len)
+    {
+        return llm_err_set(err, LLM_BADREQ, "max_num_batched_tokens",
+                           "max_num_batched_tokens=%d is below "
+                           "max_model_len=%d: with chunked_prefill=off a "
+                           "prompt must fit a step; raise the first, lower "
+                           "the second or turn chunked_prefill on",
+                           conf->max_num_batched_tokens, conf->max_model_len);
     }
 
     return LLM_OK;

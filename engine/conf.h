@@ -6,6 +6,7 @@
 #ifndef ENGINE_CONF_H
 #define ENGINE_CONF_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "engine/base/status.h"
@@ -23,6 +24,9 @@ typedef struct {
     int block_size;    /* 16 */
     int max_num_seqs;
     int max_num_batched_tokens;
+    int long_prefill_token_threshold; /* 0: the adaptive share alone */
+    bool chunked_prefill;
+    bool prefix_caching;
     uint64_t kv_cache_memory; /* bytes; 0: default share */
     int threads;              /* 0: auto */
     int workers;              /* worker indexes of the segment */

@@ -16,6 +16,7 @@
 #include "engine/conf.h"
 #include "engine/ipc/stats.h"
 #include "engine/kv/pool.h"
+#include "engine/kv/prefix.h"
 #include "engine/model/model.h"
 #include "engine/request.h"
 #include "engine/sample/sampler.h"
@@ -40,6 +41,7 @@ struct engine_s {
 
     op_kv_t kv;
     kv_pool_t *pool;
+    kv_prefix_t *prefix; /* NULL: prefix_caching off */
     sched_t *sched;
     batch_t batch;
     samp_t *samp;

@@ -41,6 +41,8 @@ static char *ngx_http_llm_set_number(ngx_conf_t *cf,
     ngx_http_llm_engine_t *engine, const ngx_http_llm_option_t *option);
 static char *ngx_http_llm_set_size(ngx_conf_t *cf,
     ngx_http_llm_engine_t *engine, const ngx_http_llm_option_t *option);
+static char *ngx_http_llm_set_flag(ngx_conf_t *cf,
+    ngx_http_llm_engine_t *engine, const ngx_http_llm_option_t *option);
 static char *ngx_http_llm_set_slots(ngx_conf_t *cf,
     ngx_http_llm_engine_t *engine, const ngx_http_llm_option_t *option);
 static char *ngx_http_llm_set_file(ngx_conf_t *cf,
@@ -72,6 +74,15 @@ static const ngx_http_llm_option_t  ngx_http_llm_options[] = {
 
     { ngx_string("max_num_batched_tokens"), 1, ngx_http_llm_set_number,
       llm_at(max_num_batched_tokens), 16, 1048576, 0 },
+
+    { ngx_string("long_prefill_token_threshold"), 1, ngx_http_llm_set_number,
+      llm_at(long_prefill_token_threshold), 0, 131072, 0 },
+
+    { ngx_string("chunked_prefill"), 1, ngx_http_llm_set_flag,
+      llm_at(chunked_prefill), 0, 0, 0 },
+
+    { ngx_string("prefix_caching"), 1, ngx_http_llm_set_flag,
+      llm_at(prefix_caching), 0, 0, 0 },
 
     { ngx_string("kv_cache_memory"), 1, ngx_http_llm_set_size,
       llm_at(kv_cache_memory), 0, 0, 0 },
@@ -289,6 +300,19 @@ ngx_http_llm_block_check(ngx_conf_t *cf, ngx_http_llm_engine_t *engine)
         return NGX_CONF_ERROR;
     }
 
+    if (engine->chunked_prefill.len == 3
+        && engine->max_num_batched_tokens < engine->max_model_len)
+    {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "max_num_batched_tokens %ui of llm_engine \"%V\" "
+                           "is below max_model_len %ui: with chunked_prefill "
+                           "off a prompt must fit a step, raise the first, "
+                           "lower the second or turn chunked_prefill on",
+                           engine->max_num_batched_tokens, &engine->name,
+                           engine->max_model_len);
+        return NGX_CONF_ERROR;
+    }
+
     return ngx_http_llm_block_program(cf, engine);
 }
 
@@ -456,6 +480,30 @@ ngx_http_llm_set_size(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
     }
 
     *(off_t *) ((char *) engine + option->offset) = size;
+
+    return NGX_CONF_OK;
+}
+
+
+static char *
+ngx_http_llm_set_flag(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
+    const ngx_http_llm_option_t *option)
+{
+    ngx_str_t  *value;
+
+    value = cf->args->elts;
+
+    if (ngx_strcmp(value[1].data, "on") != 0
+        && ngx_strcmp(value[1].data, "off") != 0)
+    {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "%V \"%V\" of llm_engine \"%V\" is invalid: use "
+                           "\"on\" or \"off\"", &value[0], &value[1],
+                           &engine->name);
+        return NGX_CONF_ERROR;
+    }
+
+    *(ngx_str_t *) ((char *) engine + option->offset) = value[1];
 
     return NGX_CONF_OK;
 }

@@ -14,7 +14,7 @@
 #define NGX_HTTP_LLM_OUT_BYTES      (32 * 1024)
 #define NGX_HTTP_LLM_LOG_TOKENS     262144
 
-#define NGX_HTTP_LLM_ARGS           20
+#define NGX_HTTP_LLM_ARGS           32
 
 
 static ngx_int_t ngx_http_llm_gen_open(ngx_cycle_t *cycle,
@@ -45,15 +45,18 @@ ngx_http_llm_gen_key(ngx_cycle_t *cycle, ngx_http_llm_engine_t *engine)
 #define llm_str(s)  (int) (s).len, (char *) (s).data
 
     n = asprintf(&key, "%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s"
-                 "|%lu|%lu|%lu|%lu|%lu|%lu|%lld|%ld|%ld",
+                 "|%.*s|%.*s|%lu|%lu|%lu|%lu|%lu|%lu|%lu|%lld|%ld|%ld",
                  llm_str(engine->name), llm_str(engine->model),
                  llm_str(engine->alias), llm_str(engine->device),
                  llm_str(engine->chat_template), llm_str(engine->program),
                  llm_str(engine->log), llm_str(engine->log_level),
+                 llm_str(engine->prefix_caching),
+                 llm_str(engine->chunked_prefill),
                  (unsigned long) engine->block_size,
                  (unsigned long) engine->max_model_len,
                  (unsigned long) engine->max_num_seqs,
                  (unsigned long) engine->max_num_batched_tokens,
+                 (unsigned long) engine->long_prefill_token_threshold,
                  (unsigned long) engine->threads,
                  (unsigned long) engine->slots,
                  (long long) engine->kv_cache_memory,
@@ -85,6 +88,10 @@ ngx_http_llm_gen_argv(ngx_cycle_t *cycle, ngx_http_llm_engine_t *engine,
         { "max_model_len", NULL, engine->max_model_len },
         { "max_num_seqs", NULL, engine->max_num_seqs },
         { "max_num_batched_tokens", NULL, engine->max_num_batched_tokens },
+        { "long_prefill_token_threshold", NULL,
+          engine->long_prefill_token_threshold },
+        { "chunked_prefill", &engine->chunked_prefill, 0 },
+        { "prefix_caching", &engine->prefix_caching, 0 },
         { "kv_cache_memory", NULL, (ngx_uint_t) engine->kv_cache_memory },
         { "threads", NULL, engine->threads },
         { "workers", NULL, n_workers },

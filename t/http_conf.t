@@ -22,7 +22,10 @@ is $status, 0, 'the base is good' or diag $out;
 my @right = ('device cpu;', 'device auto;', 'block_size 16;',
     'max_model_len 2048;', 'max_model_len auto;', 'max_num_seqs 1;',
     'max_num_batched_tokens 4096;', 'kv_cache_memory 64m;', 'threads 2;',
-    'threads auto;', 'slots 64;');
+    'threads auto;', 'slots 64;', 'prefix_caching on;', 'prefix_caching off;',
+    'chunked_prefill on;', 'chunked_prefill off;',
+    'chunked_prefill off; max_model_len 2048;',
+    'long_prefill_token_threshold 0;', 'long_prefill_token_threshold 512;');
 
 for my $line (@right) {
     $t->write_conf($good =~ s/(llm_engine chat \{)/$1 $line/r);
@@ -46,6 +49,11 @@ my @wrong = (
     ['kv_cache_memory lots;', qr/kv_cache_memory.*lots/],
     ['threads -1;', qr/threads.*-1/],
     ['slots 3;', qr/slots.*3/],
+    ['prefix_caching maybe;', qr/prefix_caching.*maybe/],
+    ['chunked_prefill 1;', qr/chunked_prefill.*1/],
+    ['chunked_prefill off; max_model_len 4096;',
+        qr/max_num_batched_tokens 2048.*max_model_len 4096/],
+    ['long_prefill_token_threshold -1;', qr/long_prefill_token_threshold.*-1/],
     ['device cpu; device cpu;', qr/duplicate "device"/],
     ['chat_template /nonexistent.jinja;', qr/chat_template.*nonexistent/],
 );
@@ -78,6 +86,12 @@ my @whole = (
         qr/llm_pass/],
     ['llm_timeout soon', sub { s/llm_pass chat;/llm_pass chat; llm_timeout x;/r },
         qr/llm_timeout/],
+    ['llm_cache_salt twice',
+        sub { s/llm_pass chat;/llm_pass chat; llm_cache_salt a; llm_cache_salt b;/r },
+        qr/llm_cache_salt.*duplicate/],
+    ['llm_cache_salt of an unknown variable',
+        sub { s/llm_pass chat;/llm_pass chat; llm_cache_salt \$nonesuch;/r },
+        qr/nonesuch/],
     ['llm_engine in server', sub { s/server \{/server { llm_engine x { }/r },
         qr/llm_engine/],
 );
