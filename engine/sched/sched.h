@@ -68,8 +68,8 @@ void sched_destroy(sched_t *sched);
 void sched_add(sched_t *sched, seq_t *seq);
 
 /* Takes a sequence out, wherever it is, and frees its pages; SEQ_FINISHED.
- * What the plan told to compute must be computed.  Nothing happens when it is in no queue.  A row of the last plan may still
- * name it. */
+ * What the plan told to compute must be computed.  Nothing happens when it is
+ * in no queue.  A row of the last plan may still name it. */
 void sched_remove(sched_t *sched, seq_t *seq);
 
 /* Decides the next step and advances computed of what it plans.  The plan is

@@ -23,7 +23,7 @@
 #include "engine/engine.h"
 #include "engine/intake.h"
 
-enum { N_REQUESTS = 18, N_TOKENS = 20, TOP = 2, MAX_LEN = 320, FEW_LEN = 192 };
+enum { N_REQUESTS = 18, N_TOKENS = 48, TOP = 2, MAX_LEN = 320, FEW_LEN = 192 };
 
 typedef struct {
     int n;
@@ -41,8 +41,8 @@ typedef struct {
     const char *kv_memory; /* NULL: ample */
 } setup_t;
 
-/* a page of SmolLM2-135M takes 360 KiB: 12 pages, the longest needs 12 */
-static const char few_pages[] = "4400k";
+/* a page of SmolLM2-135M takes 360 KiB: 17 pages, the longest needs 12 */
+static const char few_pages[] = "6m";
 
 static const setup_t plain = { false, true, 512, NULL };
 static const setup_t cached = { true, true, 512, NULL };
@@ -435,7 +435,7 @@ test_next_turn(void **state)
     (void) state;
 
     for (int e = 0; e < 2; e++) {
-        int32_t ids[100];
+        int32_t ids[200];
         int n = 40;
 
         for (int i = 0; i < n; i++) {
@@ -448,7 +448,7 @@ test_next_turn(void **state)
                 submit_with(engines[e], ids, (size_t) n * sizeof(int32_t),
                             LLM_REQ_TOKENS, LLM_F_IGNORE_EOS, &params, NULL));
             assert_int_equal(answers[e].n, N_TOKENS);
-            assert_int_equal(answers[e].cached, e == 1 && turn == 1 ? 48 : 0);
+            assert_int_equal(answers[e].cached, e == 1 && turn == 1 ? 80 : 0);
 
             memcpy(ids + n, answers[e].token, sizeof(answers[e].token));
             n += N_TOKENS;
