@@ -48,6 +48,10 @@ static const conf_row_t conf_rows[] = {
     { "max_num_seqs", CONF_INT, AT(max_num_seqs), 1, 4096, false },
     { "max_num_batched_tokens", CONF_INT, AT(max_num_batched_tokens), 1,
       1 << 17, false },
+    { "long_prefill_token_threshold", CONF_INT,
+      AT(long_prefill_token_threshold), 0, 1 << 17, false },
+    { "chunked_prefill", CONF_FLAG, AT(chunked_prefill), 0, 0, false },
+    { "prefix_caching", CONF_FLAG, AT(prefix_caching), 0, 0, false },
     { "gpu_memory_utilization", CONF_SHARE, AT(gpu_memory_utilization), 50,
       1000, false },
     { "kv_cache_prefault", CONF_FLAG, AT(kv_cache_prefault), 0, 0, false },
@@ -69,6 +73,8 @@ engine_conf_init(engine_conf_t *conf)
         .max_num_seqs = 128,
         .max_num_batched_tokens = 2048,
         .kv_cache_dtype = OP_F16,
+        .chunked_prefill = true,
+        .prefix_caching = true,
         .workers = 8,
     };
 }
@@ -291,6 +297,17 @@ engine_conf_check(const engine_conf_t *conf, llm_err_t *err)
                            "token in each step; raise the first or lower the "
                            "second",
                            conf->max_num_batched_tokens, conf->max_num_seqs);
+    }
+
+    if (!conf->chunked_prefill
+        && conf->max_num_batched_tokens < conf->max_model_len)
+    {
+        return llm_err_set(err, LLM_BADREQ, "max_num_batched_tokens",
+                           "max_num_batched_tokens=%d is below "
+                           "max_model_len=%d: with chunked_prefill=off a "
+                           "prompt must fit a step; raise the first, lower "
+                           "the second or turn chunked_prefill on",
+                           conf->max_num_batched_tokens, conf->max_model_len);
     }
 
     return LLM_OK;

@@ -24,6 +24,9 @@ typedef struct {
     int block_size;    /* 16 */
     int max_num_seqs;
     int max_num_batched_tokens;
+    int long_prefill_token_threshold; /* 0: the adaptive share alone */
+    bool chunked_prefill;
+    bool prefix_caching;
     double gpu_memory_utilization; /* 0.05 … 1; 0: the default */
     uint64_t kv_cache_memory;      /* bytes; 0: by the utilization */
     bool kv_cache_prefault;        /* touch the cache at start */

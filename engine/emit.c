@@ -172,6 +172,7 @@ emit_begin(engine_t *engine, request_t *req)
 
     const llm_start_t start = {
         .prompt_tokens = (uint32_t) req->seq.n_prompt,
+        .cached_tokens = (uint32_t) req->seq.cached,
         .max_tokens = (uint32_t) req->max_tokens,
     };
 
@@ -423,6 +424,7 @@ emit_finish(engine_t *engine, request_t *req, uint32_t finish,
         .stop_value = stop_value,
         .prompt_tokens = (uint32_t) req->seq.n_prompt,
         .completion_tokens = (uint32_t) req->n_output,
+        .cached_tokens = (uint32_t) req->seq.cached,
         .queue_us = elapsed_us(req->from.submit_ns, req->scheduled_ns),
         .ttft_us = elapsed_us(req->from.submit_ns, req->first_ns),
         .total_us = elapsed_us(req->from.submit_ns, clock_now_ns()),

@@ -82,6 +82,16 @@ open_model(engine_t *engine, const gguf_t *gguf, llm_err_t *err)
     engine->max_model_len =
         conf->max_model_len > 0 ? conf->max_model_len : config.n_ctx;
 
+    if (!conf->chunked_prefill
+        && engine->max_model_len > conf->max_num_batched_tokens)
+    {
+        log_write(LOG_WARN,
+                  "model: max_model_len auto: %d tokens instead of %d, "
+                  "because chunked_prefill is off and a step has no more",
+                  conf->max_num_batched_tokens, engine->max_model_len);
+        engine->max_model_len = conf->max_num_batched_tokens;
+    }
+
     engine->max_out = conf->max_num_seqs < LOGIT_ROWS_MAX ? conf->max_num_seqs
                                                           : LOGIT_ROWS_MAX;
 
@@ -116,26 +126,56 @@ open_model(engine_t *engine, const gguf_t *gguf, llm_err_t *err)
 
 
 static int
-open_pages(engine_t *engine, llm_err_t *err)
+open_sched(engine_t *engine, llm_err_t *err)
 {
     const engine_conf_t *conf = &engine->conf;
-    const int rc = budget_pages(engine, err);
 
-    if (rc != LLM_OK) {
-        return rc;
+    engine->pool = kv_pool_create(engine->kv.n_pages);
+
+    if (engine->pool != NULL && conf->prefix_caching) {
+        engine->prefix = kv_prefix_create(engine->pool);
     }
 
     const sched_conf_t sched_conf = {
         .max_tokens = conf->max_num_batched_tokens,
         .max_seqs = conf->max_num_seqs,
+        .prefix = engine->prefix,
+        .whole_prompts = !conf->chunked_prefill,
+        .long_prefill = conf->long_prefill_token_threshold,
     };
 
-    engine->pool = kv_pool_create(engine->kv.n_pages);
-    engine->sched =
-        engine->pool == NULL ? NULL : sched_create(&sched_conf, engine->pool);
+    if (engine->pool != NULL
+        && (engine->prefix != NULL || !conf->prefix_caching)) {
+        engine->sched = sched_create(&sched_conf, engine->pool);
+    }
+
+    return engine->sched != NULL
+               ? LLM_OK
+               : llm_err_set(err, LLM_NOMEM, NULL,
+                             "no memory for the records of %d pages",
+                             engine->kv.n_pages);
+}
+
+
+static int
+open_pages(engine_t *engine, llm_err_t *err)
+{
+    const engine_conf_t *conf = &engine->conf;
+    int rc = budget_pages(engine, err);
+
+    if (rc != LLM_OK) {
+        return rc;
+    }
+
+    rc = open_sched(engine, err);
+
+    if (rc != LLM_OK) {
+        return rc;
+    }
+
     engine->samp = samp_create(model_config(engine->model)->n_vocab);
 
-    if (engine->sched == NULL || engine->samp == NULL
+    if (engine->samp == NULL
         || batch_init(&engine->batch, conf->max_num_batched_tokens,
                       conf->max_num_seqs)
                != LLM_OK)
@@ -222,6 +262,7 @@ engine_close(engine_t *engine)
     batch_fini(&engine->batch);
     samp_destroy(engine->samp);
     sched_destroy(engine->sched);
+    kv_prefix_destroy(engine->prefix);
     kv_pool_destroy(engine->pool);
 
     if (engine->kv.base != NULL) {
@@ -255,6 +296,7 @@ engine_step(engine_t *engine)
     }
 
     llm_stats_t *stats = engine->stats;
+    const sched_hits_t *hits = sched_hits(engine->sched);
     const int used =
         kv_pool_pages(engine->pool) - kv_pool_free_pages(engine->pool);
 
@@ -262,6 +304,15 @@ engine_step(engine_t *engine)
     llm_stats_set(&stats->waiting, (uint64_t) sched_waiting(engine->sched));
     llm_stats_set(&stats->pages_used, (uint64_t) used);
     llm_stats_set(&stats->preemptions, sched_preemptions(engine->sched));
+    llm_stats_set(&stats->prefix_queries, hits->queries);
+    llm_stats_set(&stats->prefix_hits, hits->hits);
+    llm_stats_set(&stats->again_queries, hits->again_queries);
+    llm_stats_set(&stats->again_hits, hits->again_hits);
+
+    if (engine->prefix != NULL) {
+        llm_stats_set(&stats->pages_cached,
+                      (uint64_t) kv_prefix_pages(engine->prefix));
+    }
 
     return plan->n_rows > 0;
 }

@@ -17,6 +17,7 @@
 #include "engine/ipc/stats.h"
 #include "engine/kv/memory.h"
 #include "engine/kv/pool.h"
+#include "engine/kv/prefix.h"
 #include "engine/model/model.h"
 #include "engine/request.h"
 #include "engine/sample/sampler.h"
@@ -42,6 +43,7 @@ struct engine_s {
     kv_memory_t memory; /* as it was before the model was loaded */
     op_kv_t kv;
     kv_pool_t *pool;
+    kv_prefix_t *prefix; /* NULL: prefix_caching off */
     sched_t *sched;
     batch_t batch;
     samp_t *samp;

@@ -381,6 +381,14 @@ set_sequence(engine_t *engine, request_t *req, llm_err_t *err)
     seq->n_prompt = n;
     seq->cap_tokens = cap;
     seq->owner = req;
+
+    if (engine->prefix != NULL) {
+        uint32_t len;
+        const void *salt = section(req, LLM_SEC_SALT, &len);
+
+        seq->root = kv_prefix_root(engine->prefix, salt, len);
+    }
+
     seq->want_prompt =
         (req->msg->flags & LLM_F_ECHO) && (req->msg->flags & LLM_F_LOGPROBS);
 

@@ -79,6 +79,15 @@ static const ngx_http_llm_option_t  ngx_http_llm_options[] = {
     { ngx_string("max_num_batched_tokens"), 1, ngx_http_llm_set_number,
       llm_at(max_num_batched_tokens), 16, 1048576, 0 },
 
+    { ngx_string("long_prefill_token_threshold"), 1, ngx_http_llm_set_number,
+      llm_at(long_prefill_token_threshold), 0, 131072, 0 },
+
+    { ngx_string("chunked_prefill"), 1, ngx_http_llm_set_flag,
+      llm_at(chunked_prefill), 0, 0, 0 },
+
+    { ngx_string("prefix_caching"), 1, ngx_http_llm_set_flag,
+      llm_at(prefix_caching), 0, 0, 0 },
+
     { ngx_string("gpu_memory_utilization"), 1, ngx_http_llm_set_share,
       llm_at(gpu_memory_utilization), 50000, 1000000, 0 },
 
@@ -302,6 +311,19 @@ ngx_http_llm_block_check(ngx_conf_t *cf, ngx_http_llm_engine_t *engine)
                            "needs a token in a step, raise it or lower "
                            "max_num_seqs", engine->max_num_batched_tokens,
                            &engine->name, engine->max_num_seqs);
+        return NGX_CONF_ERROR;
+    }
+
+    if (engine->chunked_prefill.len == 3
+        && engine->max_num_batched_tokens < engine->max_model_len)
+    {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "max_num_batched_tokens %ui of llm_engine \"%V\" "
+                           "is below max_model_len %ui: with chunked_prefill "
+                           "off a prompt must fit a step, raise the first, "
+                           "lower the second or turn chunked_prefill on",
+                           engine->max_num_batched_tokens, &engine->name,
+                           engine->max_model_len);
         return NGX_CONF_ERROR;
     }
 

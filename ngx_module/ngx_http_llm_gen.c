@@ -45,12 +45,14 @@ ngx_http_llm_gen_key(ngx_cycle_t *cycle, ngx_http_llm_engine_t *engine)
 #define llm_str(s)  (int) (s).len, (char *) (s).data
 
     n = asprintf(&key, "%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s"
-                 "|%.*s"
-                 "|%lu|%lu|%lu|%lu|%lu|%lu|%lld|%ld|%ld",
+                 "|%.*s|%.*s|%.*s"
+                 "|%lu|%lu|%lu|%lu|%lu|%lu|%lu|%lld|%ld|%ld",
                  llm_str(engine->name), llm_str(engine->model),
                  llm_str(engine->alias), llm_str(engine->device),
                  llm_str(engine->chat_template), llm_str(engine->program),
                  llm_str(engine->log), llm_str(engine->log_level),
+                 llm_str(engine->prefix_caching),
+                 llm_str(engine->chunked_prefill),
                  llm_str(engine->gpu_memory_utilization),
                  llm_str(engine->kv_cache_prefault),
                  llm_str(engine->kv_cache_dtype),
@@ -58,6 +60,7 @@ ngx_http_llm_gen_key(ngx_cycle_t *cycle, ngx_http_llm_engine_t *engine)
                  (unsigned long) engine->max_model_len,
                  (unsigned long) engine->max_num_seqs,
                  (unsigned long) engine->max_num_batched_tokens,
+                 (unsigned long) engine->long_prefill_token_threshold,
                  (unsigned long) engine->threads,
                  (unsigned long) engine->slots,
                  (long long) engine->kv_cache_memory,
@@ -89,6 +92,10 @@ ngx_http_llm_gen_argv(ngx_cycle_t *cycle, ngx_http_llm_engine_t *engine,
         { "max_model_len", NULL, engine->max_model_len },
         { "max_num_seqs", NULL, engine->max_num_seqs },
         { "max_num_batched_tokens", NULL, engine->max_num_batched_tokens },
+        { "long_prefill_token_threshold", NULL,
+          engine->long_prefill_token_threshold },
+        { "chunked_prefill", &engine->chunked_prefill, 0 },
+        { "prefix_caching", &engine->prefix_caching, 0 },
         { "gpu_memory_utilization", &engine->gpu_memory_utilization, 0 },
         { "kv_cache_prefault", &engine->kv_cache_prefault, 0 },
         { "kv_cache_memory", NULL, (ngx_uint_t) engine->kv_cache_memory },

@@ -9,7 +9,8 @@
 #include <sys/random.h>
 
 
-#define NGX_HTTP_LLM_MAX_IDS  1024
+#define NGX_HTTP_LLM_MAX_IDS   1024
+#define NGX_HTTP_LLM_MAX_SALT  128
 
 
 /* without them the answer would not be what was asked for */
@@ -18,7 +19,7 @@ static const char  *ngx_http_llm_refused[] = {
     "structured_outputs", "guided_json", "guided_regex", "guided_choice",
     "guided_grammar", "use_beam_search", "suffix", "prompt_logprobs",
     "prompt_embeds", "allowed_token_ids", "bad_words", "logits_processors",
-    "chat_template", "cache_salt", "priority", "documents", NULL
+    "chat_template", "priority", "documents", NULL
 };
 
 
@@ -88,6 +89,51 @@ ngx_http_llm_list_seed(ngx_http_llm_ctx_t *ctx, const cJSON *root)
 failed:
 
     return ngx_http_llm_bad(ctx, "seed", "seed must be a 64-bit integer.");
+}
+
+
+/* bytes that only requests with equal ones share cached pages with; the value
+ * of llm_cache_salt stands before them */
+
+ngx_int_t
+ngx_http_llm_list_salt(ngx_http_llm_ctx_t *ctx, const cJSON *root)
+{
+    size_t        len;
+    ngx_str_t    *salt;
+    const cJSON  *item;
+
+    item = ngx_http_llm_json_get(root, "cache_salt");
+
+    if (item == NULL) {
+        return NGX_OK;
+    }
+
+    len = cJSON_IsString(item) ? ngx_strlen(item->valuestring) : 0;
+
+    if (len == 0
+        || ngx_utf8_length((u_char *) item->valuestring, len)
+           > NGX_HTTP_LLM_MAX_SALT)
+    {
+        return ngx_http_llm_bad(ctx, "cache_salt", "cache_salt must be a "
+                                "string of 1 to %d characters.",
+                                NGX_HTTP_LLM_MAX_SALT);
+    }
+
+    salt = &ctx->query.salt;
+
+    salt->data = ngx_pnalloc(ctx->request->pool, len);
+
+    if (salt->data == NULL) {
+        ngx_http_llm_error_set(&ctx->error, ctx->request->pool,
+                               NGX_HTTP_INTERNAL_SERVER_ERROR, NULL,
+                               "out of memory");
+        return NGX_ERROR;
+    }
+
+    salt->len = len;
+    ngx_memcpy(salt->data, item->valuestring, len);
+
+    return NGX_OK;
 }
 
 

@@ -13,6 +13,9 @@
 /* "seed"; one is drawn when there is none. */
 ngx_int_t ngx_http_llm_list_seed(ngx_http_llm_ctx_t *ctx, const cJSON *root);
 
+/* "cache_salt" */
+ngx_int_t ngx_http_llm_list_salt(ngx_http_llm_ctx_t *ctx, const cJSON *root);
+
 /* "stop" and "stop_token_ids" */
 ngx_int_t ngx_http_llm_list_stop(ngx_http_llm_ctx_t *ctx, const cJSON *root);
 

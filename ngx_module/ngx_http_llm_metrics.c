@@ -71,6 +71,21 @@ static const ngx_http_llm_value_t  ngx_http_llm_values[] = {
       "Sequences preempted for lack of KV cache pages.",
       llm_at(preemptions) },
 
+    { "vllm:prefix_cache_queries_total", "counter",
+      "Prompt tokens looked up in the prefix cache.",
+      llm_at(prefix_queries) },
+
+    { "vllm:prefix_cache_hits_total", "counter",
+      "Prompt tokens found in the prefix cache.", llm_at(prefix_hits) },
+
+    { "llm_preempted_queries_total", "counter",
+      "Tokens of preempted sequences looked up in the prefix cache.",
+      llm_at(again_queries) },
+
+    { "llm_preempted_hits_total", "counter",
+      "Tokens of preempted sequences found in the prefix cache.",
+      llm_at(again_hits) },
+
     { "llm_requests_parked", "gauge",
       "Sequences that wait for a slow client.", llm_at(parked) },
 
@@ -79,6 +94,10 @@ static const ngx_http_llm_value_t  ngx_http_llm_values[] = {
 
     { "llm_kv_pages_used", "gauge",
       "KV cache pages held by sequences.", llm_at(pages_used) },
+
+    { "llm_kv_pages_cached", "gauge",
+      "KV cache pages that can be found again, held or free.",
+      llm_at(pages_cached) },
 
     { "llm_slots_used", "gauge",
       "Request slots the engine holds.", llm_at(slots_used) },

@@ -73,6 +73,13 @@ static ngx_command_t  ngx_http_llm_commands[] = {
       offsetof(ngx_http_llm_loc_conf_t, strict_context),
       NULL },
 
+    { ngx_string("llm_cache_salt"),
+      NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF|NGX_CONF_TAKE1,
+      ngx_http_set_complex_value_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_llm_loc_conf_t, cache_salt),
+      NULL },
+
       ngx_null_command
 };
 
@@ -146,6 +153,7 @@ ngx_http_llm_create_loc_conf(ngx_conf_t *cf)
      *     llcf->file = NULL;
      *     llcf->line = 0;
      *     llcf->engine = NULL;
+     *     llcf->cache_salt = NULL;
      */
 
     llcf->timeout = NGX_CONF_UNSET_MSEC;
@@ -165,6 +173,10 @@ ngx_http_llm_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
     ngx_conf_merge_msec_value(conf->timeout, prev->timeout, 600000);
     ngx_conf_merge_msec_value(conf->keepalive, prev->keepalive, 15000);
     ngx_conf_merge_value(conf->strict_context, prev->strict_context, 0);
+
+    if (conf->cache_salt == NULL) {
+        conf->cache_salt = prev->cache_salt;
+    }
 
     return ngx_http_llm_conf_resolve(cf, prev, conf);
 }

@@ -34,13 +34,16 @@ typedef struct {
     ngx_str_t                program;
     ngx_str_t                log;
     ngx_str_t                log_level;
+    ngx_str_t                prefix_caching;     /* "on" or "off" */
+    ngx_str_t                chunked_prefill;    /* the same */
     ngx_str_t                gpu_memory_utilization;
-    ngx_str_t                kv_cache_prefault;
+    ngx_str_t                kv_cache_prefault;  /* "on" or "off" */
 
     ngx_uint_t               block_size;
     ngx_uint_t               max_model_len;
     ngx_uint_t               max_num_seqs;
     ngx_uint_t               max_num_batched_tokens;
+    ngx_uint_t               long_prefill_token_threshold;
     ngx_uint_t               threads;
     ngx_uint_t               slots;
     off_t                    kv_cache_memory;
@@ -72,6 +75,7 @@ typedef struct {
     ngx_msec_t               timeout;
     ngx_msec_t               keepalive;
     ngx_flag_t               strict_context;
+    ngx_http_complex_value_t  *cache_salt;
 } ngx_http_llm_loc_conf_t;
 
 

@@ -371,6 +371,7 @@ ngx_http_llm_params_check(ngx_http_llm_ctx_t *ctx, const cJSON *root,
 
     if (ngx_http_llm_list_refuse(ctx, root) != NGX_OK
         || ngx_http_llm_list_seed(ctx, root) != NGX_OK
+        || ngx_http_llm_list_salt(ctx, root) != NGX_OK
         || ngx_http_llm_list_stop(ctx, root) != NGX_OK
         || ngx_http_llm_list_bias(ctx, root) != NGX_OK
         || ngx_http_llm_list_stream(ctx, root) != NGX_OK)

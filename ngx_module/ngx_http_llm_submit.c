@@ -103,6 +103,14 @@ ngx_http_llm_submit(ngx_http_llm_ctx_t *ctx)
         return NGX_ERROR;
     }
 
+    if (ctx->conf->cache_salt
+        && ngx_http_complex_value(ctx->request, ctx->conf->cache_salt,
+                                  &ctx->query.tenant)
+           != NGX_OK)
+    {
+        return ngx_http_llm_submit_nomem(ctx);
+    }
+
     rc = ngx_http_llm_submit_parse(ctx, &body);
 
     if (rc == NGX_OK) {
@@ -401,6 +409,26 @@ ngx_http_llm_submit_section(llm_request_writer_t *w, uint32_t section,
 }
 
 
+/* the length keeps the two apart: a body cannot name another tenant */
+
+static void
+ngx_http_llm_submit_salt(llm_request_writer_t *w, ngx_http_llm_query_t *query)
+{
+    uint32_t  len;
+
+    if (query->tenant.len == 0 && query->salt.len == 0) {
+        return;
+    }
+
+    len = query->tenant.len;
+
+    llm_request_section(w, LLM_SEC_SALT);
+    llm_request_add(w, &len, sizeof(len));
+    llm_request_add(w, query->tenant.data, query->tenant.len);
+    llm_request_add(w, query->salt.data, query->salt.len);
+}
+
+
 static ngx_int_t
 ngx_http_llm_submit_build(ngx_http_llm_choice_t *choice)
 {
@@ -454,6 +482,7 @@ ngx_http_llm_submit_build(ngx_http_llm_choice_t *choice)
 
     ngx_http_llm_submit_section(&w, LLM_SEC_STOP_TOKENS, &query->stop_tokens);
     ngx_http_llm_submit_section(&w, LLM_SEC_LOGIT_BIAS, &query->bias);
+    ngx_http_llm_submit_salt(&w, query);
 
     choice->request_len = llm_request_end(&w);
 

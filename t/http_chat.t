@@ -57,6 +57,9 @@ my @c = $s->chunks;
 is pop @c, '[DONE]', 'stream: [DONE] is last';
 my $usage = pop @c;
 is_deeply $usage->{choices}, [], 'stream: usage has no choices';
+cmp_ok $usage->{usage}{prompt_tokens_details}{cached_tokens}, '>', 0,
+    'stream: the prompt was cached';
+delete $_->{prompt_tokens_details} for $usage->{usage}, $j->{usage};
 is_deeply $usage->{usage}, $j->{usage}, 'stream: the same usage';
 is_deeply $c[0]{choices}[0]{delta}, { role => 'assistant', content => '' },
     'stream: the role comes first';

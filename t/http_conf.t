@@ -25,7 +25,10 @@ my @right = ('device cpu;', 'device auto;', 'block_size 16;',
     'threads auto;', 'slots 64;', 'gpu_memory_utilization 0.05;',
     'gpu_memory_utilization 1;', 'gpu_memory_utilization 0.925;',
     'kv_cache_prefault on;', 'kv_cache_prefault off;', 'kv_cache_dtype f16;',
-    'kv_cache_dtype q8_0;');
+    'kv_cache_dtype q8_0;', 'prefix_caching on;', 'prefix_caching off;',
+    'chunked_prefill on;', 'chunked_prefill off;',
+    'chunked_prefill off; max_model_len 2048;',
+    'long_prefill_token_threshold 0;', 'long_prefill_token_threshold 512;');
 
 for my $line (@right) {
     $t->write_conf($good =~ s/(llm_engine chat \{)/$1 $line/r);
@@ -59,6 +62,11 @@ my @wrong = (
     ['kv_cache_dtype q8;', qr/kv_cache_dtype.*"q8"/],
     ['threads -1;', qr/threads.*-1/],
     ['slots 3;', qr/slots.*3/],
+    ['prefix_caching maybe;', qr/prefix_caching.*maybe/],
+    ['chunked_prefill 1;', qr/chunked_prefill.*1/],
+    ['chunked_prefill off; max_model_len 4096;',
+        qr/max_num_batched_tokens 2048.*max_model_len 4096/],
+    ['long_prefill_token_threshold -1;', qr/long_prefill_token_threshold.*-1/],
     ['device cpu; device cpu;', qr/duplicate "device"/],
     ['chat_template /nonexistent.jinja;', qr/chat_template.*nonexistent/],
 );
@@ -91,6 +99,12 @@ my @whole = (
         qr/llm_pass/],
     ['llm_timeout soon', sub { s/llm_pass chat;/llm_pass chat; llm_timeout x;/r },
         qr/llm_timeout/],
+    ['llm_cache_salt twice',
+        sub { s/llm_pass chat;/llm_pass chat; llm_cache_salt a; llm_cache_salt b;/r },
+        qr/llm_cache_salt.*duplicate/],
+    ['llm_cache_salt of an unknown variable',
+        sub { s/llm_pass chat;/llm_pass chat; llm_cache_salt \$nonesuch;/r },
+        qr/nonesuch/],
     ['llm_engine in server', sub { s/server \{/server { llm_engine x { }/r },
         qr/llm_engine/],
 );

@@ -42,6 +42,7 @@ enum {
     LLM_SEC_STOP,        /* repeated {u32 length, bytes} */
     LLM_SEC_STOP_TOKENS, /* int32 ids */
     LLM_SEC_LOGIT_BIAS,  /* repeated llm_bias_t */
+    LLM_SEC_SALT,        /* any bytes: KV pages are shared under equal ones */
     LLM_SEC_MAX
 };
 

@@ -32,18 +32,23 @@ typedef struct {
 
 typedef struct {
     /* gauges */
-    _Atomic uint64_t running;     /* sequences in the batch */
-    _Atomic uint64_t waiting;     /* sequences queued */
-    _Atomic uint64_t parked;      /* sequences waiting for a slow client */
-    _Atomic uint64_t pages_total; /* KV pages in the pool */
-    _Atomic uint64_t pages_used;  /* KV pages with a reference */
-    _Atomic uint64_t slots_used;  /* slots the engine still holds */
+    _Atomic uint64_t running;      /* sequences in the batch */
+    _Atomic uint64_t waiting;      /* sequences queued */
+    _Atomic uint64_t parked;       /* sequences waiting for a slow client */
+    _Atomic uint64_t pages_total;  /* KV pages in the pool */
+    _Atomic uint64_t pages_used;   /* KV pages with a reference */
+    _Atomic uint64_t slots_used;   /* slots the engine still holds */
+    _Atomic uint64_t pages_cached; /* KV pages that can be found, held or not */
 
     /* counters */
     _Atomic uint64_t steps;
     _Atomic uint64_t prompt_tokens;
     _Atomic uint64_t generation_tokens;
     _Atomic uint64_t preemptions;
+    _Atomic uint64_t prefix_queries; /* tokens looked up in the prefix cache */
+    _Atomic uint64_t prefix_hits;    /* and found there */
+    _Atomic uint64_t again_queries;  /* the same after a preemption */
+    _Atomic uint64_t again_hits;
     _Atomic uint64_t finished[LLM_FINISH_MAX];
 
     llm_hist_t ttft;       /* time to first token */

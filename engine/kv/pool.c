@@ -1,15 +1,15 @@
 /*
  * The page pool: one record per page, free records linked both ways through
  * their own fields, with a sentinel behind the last page.  Indices instead of
- * pointers keep a record at 12 bytes.
+ * pointers keep a record at 16 bytes.
  *
  * A free page has refs == 0 and is on the list; a held one has refs > 0 and is
- * not.  That is all the state there is, and kv_pool_check() verifies it.
+ * not.  On the list plain pages stand before kept ones.  kv_pool_check()
+ * verifies it.
  */
 
 #include "engine/kv/pool.h"
 
-#include <stdbool.h>
 #include <stdlib.h>
 
 #include "engine/base/status.h"
@@ -18,6 +18,7 @@ typedef struct {
     int32_t prev;
     int32_t next;
     int32_t refs;
+    bool kept;
 } page_t;
 
 struct kv_pool_s {
@@ -27,6 +28,9 @@ struct kv_pool_s {
      * because GCC 12.2 at -O2 mixes up accesses to one made directly and
      * through a local pointer */
     page_t *pages;
+
+    kv_pool_forget_t forget;
+    void *data;
 };
 
 
@@ -74,14 +78,15 @@ kv_pool_create(int n_pages)
 
     pool->n_pages = n_pages;
     pool->n_free = 0;
+    pool->forget = NULL;
 
     const int32_t sentinel = n_pages;
-    pool->pages[sentinel] = (page_t){ sentinel, sentinel, 0 };
+    pool->pages[sentinel] = (page_t){ sentinel, sentinel, 0, false };
 
     /* in the order of their numbers, so that a fresh pool hands out
      * neighbouring memory */
     for (int32_t i = 0; i < n_pages; i++) {
-        pool->pages[i].refs = 0;
+        pool->pages[i] = (page_t){ .refs = 0 };
         free_list_insert(pool, pool->pages[sentinel].prev, i);
     }
 
@@ -125,6 +130,14 @@ kv_pool_take(kv_pool_t *pool)
     free_list_remove(pool, page);
     pool->pages[page].refs = 1;
 
+    if (pool->pages[page].kept) {
+        pool->pages[page].kept = false;
+
+        if (pool->forget != NULL) {
+            pool->forget(pool->data, page);
+        }
+    }
+
     return page;
 }
 
@@ -133,7 +146,11 @@ void
 kv_pool_ref(kv_pool_t *pool, int32_t page)
 {
     llm_assert(page >= 0 && page < pool->n_pages);
-    llm_assert(pool->pages[page].refs > 0);
+
+    if (pool->pages[page].refs == 0) {
+        llm_assert(pool->pages[page].kept);
+        free_list_remove(pool, page);
+    }
 
     pool->pages[page].refs++;
 }
@@ -146,8 +163,12 @@ kv_pool_unref(kv_pool_t *pool, int32_t page)
     llm_assert(pool->pages[page].refs > 0);
 
     if (--pool->pages[page].refs == 0) {
-        /* behind the sentinel is the front: reused first */
-        free_list_insert(pool, pool->n_pages, page);
+        /* behind the sentinel is the front, before it the back */
+        free_list_insert(pool,
+                         pool->pages[page].kept
+                             ? pool->pages[pool->n_pages].prev
+                             : pool->n_pages,
+                         page);
     }
 }
 
@@ -158,6 +179,33 @@ kv_pool_refs(const kv_pool_t *pool, int32_t page)
     llm_assert(page >= 0 && page < pool->n_pages);
 
     return pool->pages[page].refs;
+}
+
+
+void
+kv_pool_keep(kv_pool_t *pool, int32_t page)
+{
+    llm_assert(page >= 0 && page < pool->n_pages);
+    llm_assert(pool->pages[page].refs > 0);
+
+    pool->pages[page].kept = true;
+}
+
+
+bool
+kv_pool_kept(const kv_pool_t *pool, int32_t page)
+{
+    llm_assert(page >= 0 && page < pool->n_pages);
+
+    return pool->pages[page].kept;
+}
+
+
+void
+kv_pool_watch(kv_pool_t *pool, kv_pool_forget_t forget, void *data)
+{
+    pool->forget = forget;
+    pool->data = data;
 }
 
 
@@ -177,6 +225,8 @@ kv_pool_check(const kv_pool_t *pool)
         llm_assert(i >= 0 && i < pool->n_pages && p[i].refs == 0);
         llm_assert(p[p[i].next].prev == i && p[p[i].prev].next == i);
         llm_assert(listed < pool->n_pages); /* no cycle */
+        llm_assert(p[i].kept || p[i].prev == pool->n_pages
+                   || !p[p[i].prev].kept); /* plain pages first */
         listed++;
     }
 

@@ -19,12 +19,15 @@ kv_table_init(kv_table_t *table, int max_tokens)
     const int cap = kv_pages_for(max_tokens);
 
     *table = (kv_table_t){ .cap = cap };
-    table->pages = malloc((size_t) cap * sizeof(int32_t));
+    table->hashes =
+        malloc((size_t) cap * (sizeof(kv_hash_t) + sizeof(int32_t)));
 
-    if (table->pages == NULL) {
+    if (table->hashes == NULL) {
         table->cap = 0;
         return LLM_NOMEM;
     }
+
+    table->pages = (int32_t *) (void *) (table->hashes + cap);
 
     return LLM_OK;
 }
@@ -35,7 +38,7 @@ kv_table_fini(kv_table_t *table)
 {
     llm_assert(table->n == 0);
 
-    free(table->pages);
+    free(table->hashes);
     *table = (kv_table_t){ 0 };
 }
 
@@ -75,5 +78,9 @@ kv_table_truncate(kv_table_t *table, kv_pool_t *pool, int n_tokens)
 
     while (table->n > keep) {
         kv_pool_unref(pool, table->pages[--table->n]);
+    }
+
+    if (table->n_public > table->n) {
+        table->n_public = table->n;
     }
 }

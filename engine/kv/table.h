@@ -1,6 +1,9 @@
 /*
  * A sequence's block table: logical page i → physical page.  Grows a page at a
  * time as the sequence grows; gives everything back at the end.
+ *
+ * Beside it stand the hashes of the sequence's full pages (prefix.h): they
+ * depend on tokens alone and so outlive the pages.
  */
 
 #ifndef ENGINE_KV_TABLE_H
@@ -12,10 +15,19 @@
 
 enum { KV_PAGE = 16 }; /* tokens in a page */
 
+/* Of the tokens of a page and of all pages before it. */
+typedef struct {
+    uint64_t low;
+    uint64_t high;
+} kv_hash_t;
+
 typedef struct {
     int32_t *pages;
     int n;
     int cap;
+    kv_hash_t *hashes; /* [cap]; n_hashes are computed */
+    int n_hashes;
+    int n_public; /* leading pages that others may have found */
 } kv_table_t;
 
 
@@ -33,7 +45,8 @@ int kv_pages_for(int n_tokens);
 int kv_table_grow(kv_table_t *table, kv_pool_t *pool, int n_tokens);
 
 /* Gives back pages beyond those that n_tokens need; 0 empties the table.  The
- * tail goes first. */
+ * tail goes first.  What is kept of a public page must not change: n_tokens
+ * may cut a page only behind the public ones. */
 void kv_table_truncate(kv_table_t *table, kv_pool_t *pool, int n_tokens);
 
 #endif /* ENGINE_KV_TABLE_H */

@@ -8,6 +8,15 @@
  * freed, computed = 0, and it goes to the front of the waiting queue; later it
  * recomputes the same tokens (the same bits, so nobody notices).
  *
+ * With a prefix cache a sequence is admitted with the pages that others have
+ * computed, and what it computes is public from the next step on.  A waiting
+ * sequence whose beginning is being computed by a running one lets others go
+ * first and takes those pages when they are there (share.h).
+ *
+ * A long prompt gets at most its share of a step while others want some of the
+ * step too: max(long_prefill, max_tokens / how many, max_tokens / 4).  What
+ * nobody else took goes to it in the end.
+ *
  * A parked sequence is left out of steps.  It keeps its pages and counts among
  * the running ones until another sequence needs a page or a seat: then parked
  * sequences are preempted before anyone else.
@@ -16,16 +25,32 @@
 #ifndef ENGINE_SCHED_SCHED_H
 #define ENGINE_SCHED_SCHED_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "engine/kv/pool.h"
+#include "engine/kv/prefix.h"
 #include "engine/sched/plan.h"
 
 typedef struct {
     int max_tokens; /* token budget of a step: max_num_batched_tokens */
     int max_seqs;   /* sequences in a step: max_num_seqs; at most max_tokens
-                       are used */
+                            are used */
+    kv_prefix_t *prefix; /* borrowed; NULL: nothing is shared */
+    bool whole_prompts;  /* a prompt is prefilled in one step: max_tokens must
+                            be enough for the longest sequence */
+    int long_prefill;    /* long_prefill_token_threshold */
 } sched_conf_t;
+
+/* Tokens looked up in the prefix cache, and found there, since the start;
+ * those of preempted sequences apart, so that thrashing does not look like a
+ * good hit rate. */
+typedef struct {
+    uint64_t queries;
+    uint64_t hits;
+    uint64_t again_queries;
+    uint64_t again_hits;
+} sched_hits_t;
 
 typedef struct sched_s sched_t;
 
@@ -43,8 +68,8 @@ void sched_destroy(sched_t *sched);
 void sched_add(sched_t *sched, seq_t *seq);
 
 /* Takes a sequence out, wherever it is, and frees its pages; SEQ_FINISHED.
- * Nothing happens when it is in no queue.  A row of the last plan may still
- * name it. */
+ * What the plan told to compute must be computed.  Nothing happens when it is
+ * in no queue.  A row of the last plan may still name it. */
 void sched_remove(sched_t *sched, seq_t *seq);
 
 /* Decides the next step and advances computed of what it plans.  The plan is
@@ -57,6 +82,8 @@ int sched_waiting(const sched_t *sched);
 
 /* Preemptions since the start. */
 uint64_t sched_preemptions(const sched_t *sched);
+
+const sched_hits_t *sched_hits(const sched_t *sched);
 
 /* Asserts the invariants of scheduler.md (tests, debug builds). */
 void sched_check(const sched_t *sched);

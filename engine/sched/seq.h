@@ -37,8 +37,16 @@ struct seq_s {
                      scheduler when it plans them */
     kv_table_t table;
 
+    /* prefix caching */
+    kv_hash_t root; /* of its hashes; set by the owner */
+    int cached;     /* tokens that were there at the first admission */
+    bool admitted;  /* at least once */
+    int waits_for; /* waits until page waits_for − 1 is public; 0: does not */
+    int waits;     /* how often it began to wait */
+
     bool parked;      /* the client is slow: left out of steps */
-    bool want_prompt; /* logits of prompt rows too (echo with logprobs) */
+    bool want_prompt; /* logits of prompt rows too (echo with logprobs): all
+                         of it is computed, whatever is cached */
     uint64_t arrival; /* order of submission, set by sched_add */
     int preemptions;
 

@@ -46,7 +46,12 @@ for chunk in client.chat.completions.create(
         pieces.append(choice.delta.content or "")
         reason = choice.finish_reason or reason
 ok("".join(pieces) == text, "chat, streamed: the same text")
-ok(usage == answer.usage, "streamed: the same usage")
+ok(usage.total_tokens == answer.usage.total_tokens
+   and usage.prompt_tokens == answer.usage.prompt_tokens,
+   "streamed: the same usage")
+ok(answer.usage.prompt_tokens_details.cached_tokens
+   < usage.prompt_tokens_details.cached_tokens < usage.prompt_tokens,
+   "streamed: the prompt was cached")
 ok(reason == "stop", "streamed: finish_reason")
 
 lp = client.chat.completions.create(

@@ -42,7 +42,9 @@ typedef struct {
 
 /* The rules again, written as plainly as possible. */
 typedef struct {
-    int pages, max_tokens, max_seqs;
+    int pages, max_tokens, max_seqs, threshold;
+    bool whole;
+    int share;                     /* of one sequence, in this step */
     twin_seq_t *running[MAX_LIVE]; /* by admission */
     int n_running;
     twin_seq_t *waiting[MAX_LIVE]; /* by id, which is by arrival */
@@ -173,6 +175,7 @@ twin_running(twin_t *t)
             return; /* it was a victim, and so are all behind it */
         }
 
+        count = count < t->share ? count : t->share;
         count = count < most ? count : most;
 
         while (pages_of(s->computed + count) - pages_of(s->computed)
@@ -200,6 +203,8 @@ twin_waiting(twin_t *t)
         int budget = t->max_tokens - twin_used(t);
         int seats = t->max_seqs;
         int pages = twin_free(t);
+        int need = pages_of(s->n_tokens);
+        int count = s->n_tokens < t->share ? s->n_tokens : t->share;
 
         if (s->parked) {
             i++;
@@ -207,17 +212,21 @@ twin_waiting(twin_t *t)
         }
 
         for (int j = 0; j < t->n_running; j++) {
-            seats -= !t->running[j]->parked;
-            pages +=
-                t->running[j]->parked ? pages_of(t->running[j]->computed) : 0;
+            const twin_seq_t *r = t->running[j];
+
+            seats -= !r->parked;
+            pages += r->parked ? pages_of(r->computed) : 0;
+            need +=
+                r->parked ? 0 : pages_of(r->n_tokens) - pages_of(r->computed);
         }
 
-        if (budget == 0 || seats == 0 || pages < pages_of(s->n_tokens)) {
+        if (budget == 0 || seats == 0 || pages < need
+            || (t->whole && s->n_tokens > budget))
+        {
             return;
         }
 
-        while (t->n_running == t->max_seqs
-               || twin_free(t) < pages_of(s->n_tokens)) {
+        while (t->n_running == t->max_seqs || twin_free(t) < need) {
             twin_preempt(t, twin_last_parked(t));
         }
 
@@ -227,7 +236,57 @@ twin_waiting(twin_t *t)
         twin_take(t->waiting, &t->n_waiting, i);
         t->running[t->n_running++] = s;
         s->running = true;
-        twin_row(t, s, s->n_tokens < budget ? s->n_tokens : budget);
+        twin_row(t, s, count < budget ? count : budget);
+    }
+}
+
+
+/* What is left of the budget, to the first that can have more. */
+static void
+twin_rest(twin_t *t)
+{
+    for (int i = 0; i < t->n_rows && twin_used(t) < t->max_tokens; i++) {
+        twin_row_t *row = &t->rows[i];
+        twin_seq_t *s = NULL;
+
+        for (int j = 0; j < t->n_running; j++) {
+            s = t->running[j]->id == row->id ? t->running[j] : s;
+        }
+
+        int more = s->n_tokens - s->computed;
+        const int rest = t->max_tokens - twin_used(t);
+
+        more = more < rest ? more : rest;
+
+        if (pages_of(s->computed + more) - pages_of(s->computed) > twin_free(t))
+        {
+            return;
+        }
+
+        s->computed += more;
+        row->count += more;
+        row->last = s->computed == s->n_tokens;
+    }
+}
+
+
+static void
+twin_share(twin_t *t)
+{
+    int n = t->n_waiting;
+
+    for (int i = 0; i < t->n_running; i++) {
+        const twin_seq_t *s = t->running[i];
+
+        n += !s->parked && s->n_tokens - s->computed > 1;
+    }
+
+    t->share = t->max_tokens / (n > 4 ? 4 : n > 0 ? n : 1);
+    t->share = t->share > t->threshold ? t->share : t->threshold;
+    t->share = t->share > 1 ? t->share : 1;
+
+    if (n <= 1 || t->whole) {
+        t->share = INT32_MAX;
     }
 }
 
@@ -237,11 +296,14 @@ twin_step(twin_t *t)
 {
     t->n_rows = 0;
     t->preempted = false;
+    twin_share(t);
     twin_running(t);
 
     if (!t->preempted) {
         twin_waiting(t);
     }
+
+    twin_rest(t);
 }
 
 
@@ -504,17 +566,26 @@ storm_run(random_t *random, int n_steps, uint64_t *preemptions)
     s = (storm_t){ .random = random };
 
     const int pages = 2 + random_below(random, 40);
-    const int max_tokens = 1 + random_below(random, 100);
+    const bool whole = random_below(random, 4) == 0;
+    const int threshold = random_below(random, 3) * random_below(random, 60);
+    const int max_tokens =
+        1 + random_below(random, 100) + (whole ? pages * 16 : 0);
     const int max_seqs = 1 + random_below(random, 24);
 
     s.max_len = 2 + random_below(random, pages * 16 - 1);
     s.pool = kv_pool_create(pages);
-    s.sched = sched_create(&(sched_conf_t){ max_tokens, max_seqs }, s.pool);
+    s.sched = sched_create(&(sched_conf_t){ .max_tokens = max_tokens,
+                                            .max_seqs = max_seqs,
+                                            .whole_prompts = whole,
+                                            .long_prefill = threshold },
+                           s.pool);
     assert_non_null(s.sched);
     s.twin =
         (twin_t){ .pages = pages,
                   .max_tokens = max_tokens,
-                  .max_seqs = max_seqs < max_tokens ? max_seqs : max_tokens };
+                  .max_seqs = max_seqs < max_tokens ? max_seqs : max_tokens,
+                  .threshold = threshold,
+                  .whole = whole };
 
     for (int i = 0; i < n_steps; i++) {
         storm_chaos(&s);

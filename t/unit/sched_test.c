@@ -175,11 +175,11 @@ test_admission_in_order(void **state)
     expect_row(&rig, 0, &a, 64, 16);
 
     rig_drop(&rig, &a);
-    rig_step(&rig, 1);
-    expect_row(&rig, 0, &b, 0, 64);
-    rig_step(&rig, 2);
-    expect_row(&rig, 0, &b, 64, 32);
+    rig_step(&rig, 2); /* b leaves c its token */
+    expect_row(&rig, 0, &b, 0, 63);
     expect_row(&rig, 1, &c, 0, 1);
+    rig_step(&rig, 1);
+    expect_row(&rig, 0, &b, 63, 33);
 
     rig_drop(&rig, &b);
     rig_drop(&rig, &c);
@@ -363,6 +363,113 @@ test_victims_in_order(void **state)
 }
 
 
+/* A long prompt does not shut out short ones behind it, and what they leave is
+ * its own. */
+static void
+test_long_prompt_shares(void **state)
+{
+    rig_t rig = rig_create(1000, 100, 8);
+    seq_t a, b, c;
+
+    (void) state;
+    rig_add(&rig, &a, 1000, 2000);
+    rig_step(&rig, 1); /* alone: all of it */
+    expect_row(&rig, 0, &a, 0, 100);
+
+    rig_add(&rig, &b, 30, 100);
+    rig_step(&rig, 2);
+    expect_row(&rig, 0, &a, 100, 70);
+    expect_row(&rig, 1, &b, 0, 30);
+
+    /* decodes ask for one token and count for nothing */
+    b.n_tokens++;
+    rig_add(&rig, &c, 300, 1000);
+    rig_step(&rig, 3);
+    expect_row(&rig, 0, &a, 170, 50);
+    expect_row(&rig, 1, &b, 30, 1);
+    expect_row(&rig, 2, &c, 0, 49);
+
+    rig_drop(&rig, &a);
+    rig_drop(&rig, &b);
+    rig_drop(&rig, &c);
+    rig_destroy(&rig);
+}
+
+
+/* With many at once a share is not cut below a quarter, nor below the
+ * threshold. */
+static void
+test_share_of_many(void **state)
+{
+    static const int first[3] = { 25, 60, 100 };
+    static const int thresholds[3] = { 0, 60, 1000 };
+
+    (void) state;
+
+    for (int k = 0; k < 3; k++) {
+        rig_t rig = { .pool = kv_pool_create(1000) };
+        seq_t s[10];
+
+        rig.sched =
+            sched_create(&(sched_conf_t){ .max_tokens = 100,
+                                          .max_seqs = 20,
+                                          .long_prefill = thresholds[k] },
+                         rig.pool);
+        assert_non_null(rig.sched);
+
+        for (int i = 0; i < 10; i++) {
+            rig_add(&rig, &s[i], 200, 300);
+        }
+
+        rig_step(&rig, (99 + first[k]) / first[k]);
+        expect_row(&rig, 0, &s[0], 0, first[k]);
+
+        for (int i = 0; i < 10; i++) {
+            rig_drop(&rig, &s[i]);
+        }
+
+        rig_destroy(&rig);
+    }
+}
+
+
+/* Without chunks a prompt waits until the step has room for all of it. */
+static void
+test_whole_prompts(void **state)
+{
+    rig_t rig = { .pool = kv_pool_create(100) };
+    seq_t a, b, c;
+
+    (void) state;
+    rig.sched = sched_create(&(sched_conf_t){ .max_tokens = 100,
+                                              .max_seqs = 8,
+                                              .whole_prompts = true },
+                             rig.pool);
+    assert_non_null(rig.sched);
+    rig_add(&rig, &a, 60, 200);
+    rig_add(&rig, &b, 99, 200);
+    rig_add(&rig, &c, 20, 200);
+
+    rig_step(&rig, 1); /* b does not fit beside a, and c may not overtake */
+    expect_row(&rig, 0, &a, 0, 60);
+
+    a.n_tokens++;
+    rig_step(&rig, 2);
+    expect_row(&rig, 0, &a, 60, 1);
+    expect_row(&rig, 1, &b, 0, 99);
+
+    a.n_tokens++;
+    b.n_tokens++;
+    rig_step(&rig, 3);
+    expect_row(&rig, 2, &c, 0, 20);
+
+    rig_drop(&rig, &a);
+    rig_drop(&rig, &b);
+    rig_drop(&rig, &c);
+    rig_destroy(&rig);
+}
+
+
 /* More seats than tokens would let a decode go without. */
 static void
 test_seats_within_budget(void **state)
@@ -400,6 +507,9 @@ main(void)
         cmocka_unit_test(test_parked_give_pages),
         cmocka_unit_test(test_parked_give_way),
         cmocka_unit_test(test_victims_in_order),
+        cmocka_unit_test(test_long_prompt_shares),
+        cmocka_unit_test(test_share_of_many),
+        cmocka_unit_test(test_whole_prompts),
         cmocka_unit_test(test_seats_within_budget),
     };
 
