@@ -163,15 +163,22 @@ conf_set_flag(const conf_row_t *row, bool *place, const char *value,
 }
 
 
-/* A type of the KV cache; −1: none. */
 static int
-parse_dtype(const char *text)
+conf_set_dtype(const conf_row_t *row, int *place, const char *value,
+               llm_err_t *err)
 {
-    if (strcmp(text, "f16") == 0) {
-        return OP_F16;
+    if (strcmp(value, "f16") == 0) {
+        *place = OP_F16;
+
+    } else if (strcmp(value, "q8_0") == 0) {
+        *place = OP_Q8_0;
+
+    } else {
+        return llm_err_set(err, LLM_BADREQ, row->key, "%s=%s: use f16 or q8_0",
+                           row->key, value);
     }
 
-    return strcmp(text, "q8_0") == 0 ? OP_Q8_0 : -1;
+    return LLM_OK;
 }
 
 
@@ -223,15 +230,7 @@ conf_set_row(engine_conf_t *conf, const conf_row_t *row, const char *value,
         return conf_set_flag(row, (bool *) (void *) place, value, err);
 
     case CONF_DTYPE:
-        n = parse_dtype(value);
-
-        if (n < 0) {
-            return llm_err_set(err, LLM_BADREQ, row->key,
-                               "%s=%s: use f16 or q8_0", row->key, value);
-        }
-
-        *(int *) (void *) place = (int) n;
-        return LLM_OK;
+        return conf_set_dtype(row, (int *) (void *) place, value, err);
 
     case CONF_INT:
         break;

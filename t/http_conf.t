@@ -140,13 +140,13 @@ $t->write_conf($llm);
 is $status, 0, 'conf/llm.conf is good' or diag $out;
 $t->start;
 is $t->chat('Hi', max_tokens => 2)->{status}, 200, 'and serves';
-like $t->log, qr/kv: \d+ pages of 16 tokens, F16/, 'with the cache it says';
+like $t->log, qr/kv: cache of \d+ tokens \(\d+ pages, F16,/, 'with the cache it says';
 $t->stop_ok;
 
 $t->write_conf($llm =~ s/kv_cache_dtype f16/kv_cache_dtype q8_0/r);
 $t->start;
 is $t->chat('Hi', max_tokens => 2)->{status}, 200, 'kv_cache_dtype q8_0 serves';
-like $t->log, qr/kv: \d+ pages of 16 tokens, Q8_0/, 'with bytes';
+like $t->log, qr/kv: cache of \d+ tokens \(\d+ pages, Q8_0,/, 'with bytes';
 $t->stop_ok;
 
 done_testing;
