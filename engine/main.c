@@ -2,6 +2,7 @@
  * llm-engine: serve (started by nginx), or one of the commands for people.
  */
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -20,11 +21,25 @@ static const char usage[] =
     "\n"
     "options of all commands: --threads N, --isa baseline|avx2|avx512,\n"
     "  --device cpu|ref, --max-model-len N, --max-num-batched-tokens N,\n"
-    "  --max-num-seqs N, --kv-cache-memory SIZE, --log-level LEVEL\n"
+    "  --max-num-seqs N, --kv-cache-memory SIZE, --chat-template FILE,\n"
+    "  --log FILE, --log-level LEVEL\n"
     "generate: --max-tokens N, --temperature T, --top-k N, --top-p P,\n"
     "  --min-p P, --seed N, --ignore-eos\n"
     "bench: --prompt-tokens N, --gen N, --batch N, --depth N, --repeat N\n"
     "perplexity: --chunk N\n";
+
+
+static bool
+wants_help(int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            return true;
+        }
+    }
+
+    return argc >= 2 && strcmp(argv[1], "help") == 0;
+}
 
 
 static int
@@ -61,6 +76,11 @@ main(int argc, char **argv)
 {
     if (argc >= 2 && strcmp(argv[1], "serve") == 0) {
         return serve(argc, argv);
+    }
+
+    if (wants_help(argc, argv)) {
+        fputs(usage, stdout);
+        return 0;
     }
 
     if (argc >= 2) {
