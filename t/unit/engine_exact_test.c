@@ -246,7 +246,11 @@ run_alone(const setup_t *setup, answer_t *answers)
 {
     engine_t *engine = open_engine(setup);
 
-    for (int i = 0; i < setup->n_requests; i++) {
+    for (int i = 0; i < N_REQUESTS; i++) {
+        if (is_left_out(setup, i)) {
+            continue;
+        }
+
         request_t *req = submit(engine, i);
 
         while (!req->finished) {
@@ -328,9 +332,7 @@ static answer_t alone[N_REQUESTS], other[N_REQUESTS];
 static bool have_alone;
 static bool whole_matrix;
 
-static const setup_t base_setup = {
-    NULL, 2, 2048, 64, NULL, N_REQUESTS, false
-};
+static setup_t base_setup = { NULL, 2, 2048, 64, NULL, N_REQUESTS, false };
 
 
 static void
@@ -341,9 +343,10 @@ alone_once(void)
         have_alone = true;
 
         for (int i = 0; i < N_REQUESTS; i++) {
-            assert_true(alone[i].n > 0);
-            assert_true(alone[i].finish == LLM_FINISH_STOP
-                        || alone[i].finish == LLM_FINISH_LENGTH);
+            assert_true(is_left_out(&base_setup, i)
+                        || (alone[i].n > 0
+                            && (alone[i].finish == LLM_FINISH_STOP
+                                || alone[i].finish == LLM_FINISH_LENGTH)));
         }
     }
 }
@@ -400,7 +403,7 @@ test_preemption(void **state)
 
     (void) state;
     alone_once();
-    setup.kv_memory = "3700k"; /* 10 pages: 160 tokens for all */
+    setup.kv_memory = "3000k"; /* 8 pages: 128 tokens for all */
     setup.skip_long = true;
     setup.budget = 256;
 
@@ -463,6 +466,14 @@ main(void)
     }
 
     whole_matrix = getenv("LLM_TEST_LONG") != NULL;
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    /* twenty times slower: fewer requests, the same paths */
+    whole_matrix = false;
+    base_setup.n_requests = 8;
+    base_setup.skip_long = true;
+#endif
+
     log_open(NULL, LOG_WARN);
     cmocka_set_message_output(CM_OUTPUT_TAP);
 
