@@ -7,6 +7,7 @@
 
 #include "engine/cli.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,30 +18,12 @@
 #include "engine/base/clock.h"
 #include "engine/base/file.h"
 #include "engine/base/log.h"
-#include "engine/emit.h"
-#include "engine/engine.h"
+#include "engine/cli_tool.h"
 #include "engine/intake.h"
 
-enum { REQUEST_CAP = 8 << 20, REPEAT_MAX = 100 };
+enum { SETTINGS_MAX = 64 };
 
-typedef struct {
-    engine_conf_t conf;
-    const char *prompt;
-    const char *chat;
-    const char *file;
-    llm_params_t params;
-    bool ignore_eos;
-    int chunk;
-    int prompt_tokens;
-    int gen;
-    int batch;
-    int depth;
-    int repeat;
-    uint8_t *area; /* REQUEST_CAP bytes */
-    engine_t *engine;
-} cli_t;
-
-static char setting[64][512]; /* storage for key=value words */
+static char setting[SETTINGS_MAX][4200]; /* key=value words: a path fits */
 
 
 static int
@@ -55,6 +38,20 @@ cli_int(const char *text, int min, int *out)
 
     *out = (int) n;
     return LLM_OK;
+}
+
+
+static int
+cli_seed(const char *text, uint64_t *out)
+{
+    char *end;
+
+    errno = 0;
+    *out = strtoull(text, &end, 10);
+
+    return *text >= '0' && *text <= '9' && *end == '\0' && errno == 0
+               ? LLM_OK
+               : LLM_BADREQ;
 }
 
 
@@ -96,8 +93,7 @@ cli_own_option(cli_t *cli, const char *name, const char *value)
     };
 
     if (strcmp(name, "seed") == 0) {
-        cli->params.seed = strtoull(value, NULL, 10);
-        return LLM_OK;
+        return cli_seed(value, &cli->params.seed);
     }
 
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
@@ -118,11 +114,61 @@ cli_own_option(cli_t *cli, const char *name, const char *value)
 }
 
 
+/* A setting of the engine: --max-num-seqs 4 is max_num_seqs=4. */
+static int
+cli_setting(cli_t *cli, char *word, const char *name, const char *value)
+{
+    llm_err_t err;
+    const int n = snprintf(word, sizeof(setting[0]), "%s=%s", name, value);
+
+    if (n < 0 || (size_t) n >= sizeof(setting[0])) {
+        fprintf(stderr, "llm-engine: --%.40s: the value is too long\n", name);
+        return LLM_BADREQ;
+    }
+
+    for (char *p = word; *p != '='; p++) {
+        *p = *p == '-' ? '_' : *p;
+    }
+
+    if (engine_conf_set(&cli->conf, word, &err) != LLM_OK) {
+        fprintf(stderr, "llm-engine: %s\n", err.text);
+        return LLM_BADREQ;
+    }
+
+    return LLM_OK;
+}
+
+
+static int
+cli_option(cli_t *cli, int *n_settings, const char *name, const char *value)
+{
+    const int rc = cli_own_option(cli, name, value);
+
+    if (rc == LLM_AGAIN) {
+        if (*n_settings == SETTINGS_MAX) {
+            fprintf(stderr, "llm-engine: more than %d settings\n",
+                    SETTINGS_MAX);
+            return LLM_BADREQ;
+        }
+
+        return cli_setting(cli, setting[(*n_settings)++], name, value);
+    }
+
+    if (rc != LLM_OK) {
+        fprintf(stderr,
+                "llm-engine: --%s: \"%s\" is not a number in its range\n", name,
+                value);
+    }
+
+    return rc;
+}
+
+
 static int
 cli_parse(cli_t *cli, int argc, char **argv)
 {
     llm_err_t err;
-    int n = 0;
+    int n_settings = 0;
 
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--ignore-eos") == 0) {
@@ -130,36 +176,17 @@ cli_parse(cli_t *cli, int argc, char **argv)
             continue;
         }
 
-        if (strncmp(argv[i], "--", 2) != 0 || i + 1 >= argc || n >= 64) {
+        if (strncmp(argv[i], "--", 2) != 0 || i + 1 >= argc) {
             fprintf(stderr, "llm-engine: \"%s\" needs the form --name value\n",
                     argv[i]);
             return LLM_BADREQ;
         }
 
-        const char *name = argv[i] + 2, *value = argv[++i];
-        int rc = cli_own_option(cli, name, value);
-
-        if (rc == LLM_AGAIN) {
-            snprintf(setting[n], sizeof(setting[n]), "%s=%s", name, value);
-
-            for (char *p = setting[n]; *p != '='; p++) {
-                *p = *p == '-' ? '_' : *p;
-            }
-
-            rc = engine_conf_set(&cli->conf, setting[n++], &err);
-
-            if (rc != LLM_OK) {
-                fprintf(stderr, "llm-engine: %s\n", err.text);
-                return rc;
-            }
-
-        } else if (rc != LLM_OK) {
-            fprintf(stderr,
-                    "llm-engine: --%s: \"%s\" is not a number in its "
-                    "range\n",
-                    name, value);
-            return rc;
+        if (cli_option(cli, &n_settings, argv[i] + 2, argv[i + 1]) != LLM_OK) {
+            return LLM_BADREQ;
         }
+
+        i++;
     }
 
     if (engine_conf_check(&cli->conf, &err) != LLM_OK) {
@@ -171,7 +198,7 @@ cli_parse(cli_t *cli, int argc, char **argv)
 }
 
 
-static request_t *
+request_t *
 cli_submit(cli_t *cli, uint32_t kind, uint32_t flags, const void *prompt,
            size_t len)
 {
@@ -193,12 +220,17 @@ cli_submit(cli_t *cli, uint32_t kind, uint32_t flags, const void *prompt,
         return NULL;
     }
 
-    return intake_request(cli->engine, cli->area, n, &from);
+    request_t *req = intake_request(cli->engine, cli->area, n, &from);
+
+    if (req == NULL) {
+        fprintf(stderr, "llm-engine: no memory\n");
+    }
+
+    return req;
 }
 
 
-/* The next record a request has written; false when there is none yet. */
-static bool
+bool
 cli_record(request_t *req, llm_record_t *record)
 {
     uint32_t len;
@@ -217,35 +249,60 @@ cli_record(request_t *req, llm_record_t *record)
 }
 
 
+/* Prints one record.  False when it is the last; *status is then set. */
+static bool
+cli_print(const llm_record_t *record, int *status)
+{
+    const llm_done_t *d = &record->u.done;
+
+    switch (record->type) {
+    case LLM_REC_DELTA:
+        fwrite(record->u.delta.text, 1, record->u.delta.text_len, stdout);
+        fflush(stdout);
+        return true;
+
+    case LLM_REC_ERROR:
+        fprintf(stderr, "llm-engine: %s\n", record->u.fail.text);
+        *status = 1;
+        return false;
+
+    case LLM_REC_DONE:
+        putchar('\n');
+        log_write(LOG_INFO,
+                  "generate: %u + %u tokens, first after %.1f ms, %.1f ms in "
+                  "all",
+                  d->prompt_tokens, d->completion_tokens, d->ttft_us / 1e3,
+                  d->total_us / 1e3);
+        *status = 0;
+        return false;
+    }
+
+    return true;
+}
+
+
 /* Prints text as it comes; the exit status. */
 static int
 cli_stream(cli_t *cli, request_t *req)
 {
     llm_record_t record;
+    int status = 1;
+
+    if (req == NULL) {
+        return 1;
+    }
 
     for (;;) {
         while (cli_record(req, &record)) {
-            if (record.type == LLM_REC_DELTA) {
-                fwrite(record.u.delta.text, 1, record.u.delta.text_len, stdout);
-                fflush(stdout);
-
-            } else if (record.type == LLM_REC_ERROR) {
-                fprintf(stderr, "llm-engine: %s\n", record.u.fail.text);
-                return 1;
-
-            } else if (record.type == LLM_REC_DONE) {
-                const llm_done_t *d = &record.u.done;
-                putchar('\n');
-                log_write(LOG_INFO,
-                          "generate: %u + %u tokens, first after "
-                          "%.1f ms, %.1f ms in all",
-                          d->prompt_tokens, d->completion_tokens,
-                          d->ttft_us / 1e3, d->total_us / 1e3);
-                return 0;
+            if (!cli_print(&record, &status)) {
+                return status;
             }
         }
 
-        engine_step(cli->engine);
+        if (!engine_step(cli->engine)) {
+            fprintf(stderr, "llm-engine: the answer has no end\n");
+            return 1;
+        }
     }
 }
 
@@ -255,31 +312,31 @@ cli_generate(cli_t *cli)
 {
     const uint32_t flags = LLM_F_STREAM | LLM_F_GENERATION_PROMPT;
 
-    if (cli->chat != NULL) {
-        cJSON *messages = cJSON_CreateArray(), *message = cJSON_CreateObject();
-        cJSON_AddStringToObject(message, "role", "user");
-        cJSON_AddStringToObject(message, "content", cli->chat);
-        cJSON_AddItemToArray(messages, message);
-
-        char *text = cJSON_PrintUnformatted(messages);
-        request_t *req =
-            cli_submit(cli, LLM_REQ_CHAT, flags, text, strlen(text));
-        free(text);
-        cJSON_Delete(messages);
-
-        return req != NULL ? cli_stream(cli, req) : 1;
+    if (cli->prompt != NULL) {
+        return cli_stream(
+            cli, cli_submit(cli, LLM_REQ_TEXT,
+                            flags | LLM_F_ADD_SPECIAL | LLM_F_PARSE_SPECIAL,
+                            cli->prompt, strlen(cli->prompt)));
     }
 
-    if (cli->prompt == NULL) {
-        fprintf(stderr, "llm-engine: generate needs --prompt or --chat\n");
-        return -1;
+    cJSON *messages = cJSON_CreateArray(), *message = cJSON_CreateObject();
+
+    cJSON_AddStringToObject(message, "role", "user");
+    cJSON_AddStringToObject(message, "content", cli->chat);
+    cJSON_AddItemToArray(messages, message);
+
+    char *text = cJSON_PrintUnformatted(messages);
+    int rc = 1;
+
+    if (text != NULL) {
+        rc = cli_stream(
+            cli, cli_submit(cli, LLM_REQ_CHAT, flags, text, strlen(text)));
     }
 
-    request_t *req = cli_submit(cli, LLM_REQ_TEXT,
-                                flags | LLM_F_ADD_SPECIAL | LLM_F_PARSE_SPECIAL,
-                                cli->prompt, strlen(cli->prompt));
+    free(text);
+    cJSON_Delete(messages);
 
-    return req != NULL ? cli_stream(cli, req) : 1;
+    return rc;
 }
 
 
@@ -295,11 +352,6 @@ cli_text(const cli_t *cli, size_t *len)
         return strdup(cli->prompt);
     }
 
-    if (cli->file == NULL) {
-        fprintf(stderr, "llm-engine: give --prompt TEXT or --file FILE\n");
-        return NULL;
-    }
-
     if (file_read(cli->file, REQUEST_CAP / 2, &data, len, &err) != LLM_OK) {
         fprintf(stderr, "llm-engine: %s\n", err.text);
         return NULL;
@@ -309,7 +361,7 @@ cli_text(const cli_t *cli, size_t *len)
 }
 
 
-static int
+int
 cli_encode(cli_t *cli, int flags, tok_ids_t *ids)
 {
     llm_err_t err;
@@ -338,215 +390,60 @@ cli_tokenize(cli_t *cli)
     tok_ids_t ids = { 0 };
     const int rc = cli_encode(cli, TOK_ADD_SPECIAL | TOK_PARSE_SPECIAL, &ids);
 
-    for (int i = 0; i < ids.n; i++) {
+    for (int i = 0; rc == LLM_OK && i < ids.n; i++) {
         printf("%s%d", i > 0 ? " " : "", ids.ids[i]);
     }
 
-    putchar('\n');
+    if (rc == LLM_OK) {
+        putchar('\n');
+    }
+
     tok_ids_fini(&ids);
 
     return rc == LLM_OK ? 0 : 1;
 }
 
 
-/* Sum of the log-probabilities of the second half of one chunk. */
-static int
-chunk_score(cli_t *cli, const int32_t *ids, double *sum)
+/* What a command needs and does not have; NULL when it is complete.  Before
+ * the model is loaded, which may take a while. */
+static const char *
+cli_lacks(const cli_t *cli, const char *command)
 {
-    llm_record_t record;
-    llm_logprob_t entry;
-    int position = 0;
+    const bool text = cli->prompt != NULL || cli->file != NULL;
 
-    cli->params.max_tokens = 0;
-
-    request_t *req =
-        cli_submit(cli, LLM_REQ_TOKENS, LLM_F_ECHO | LLM_F_LOGPROBS, ids,
-                   (size_t) cli->chunk * sizeof(int32_t));
-
-    if (req == NULL) {
-        return 1;
+    if (strcmp(command, "generate") == 0) {
+        return cli->prompt != NULL || cli->chat != NULL
+                   ? NULL
+                   : "--prompt TEXT or --chat TEXT";
     }
 
-    while (!req->finished && engine_step(cli->engine)) {
-    }
-
-    while (cli_record(req, &record)) {
-        uint32_t pos = 0;
-
-        if (record.type == LLM_REC_ERROR) {
-            fprintf(stderr, "llm-engine: %s\n", record.u.fail.text);
-            return 1;
-        }
-
-        while (record.type == LLM_REC_DELTA
-               && llm_logprob_next(&record.u.delta, &pos, &entry))
-        {
-            if (position++ > cli->chunk / 2) {
-                *sum += entry.chosen.logprob;
-            }
-        }
-    }
-
-    request_destroy(req);
-
-    return 0;
+    return text || strcmp(command, "bench") == 0
+               ? NULL
+               : "--prompt TEXT or --file FILE";
 }
 
 
-/* Chunks of cli->chunk tokens, the second half of each scored, as
- * llama.cpp's perplexity tool does. */
 static int
-cli_perplexity(cli_t *cli)
+cli_run(cli_t *cli, int (*run)(cli_t *))
 {
-    tok_ids_t ids = { 0 };
-    double sum = 0;
+    llm_err_t err;
     int rc = 1;
 
-    if (cli_encode(cli, TOK_ADD_SPECIAL, &ids) != LLM_OK) {
+    if (engine_open(&cli->conf, &cli->engine, &err) != LLM_OK) {
+        fprintf(stderr, "llm-engine: %s\n", err.text);
         return 1;
     }
 
-    const int chunks = ids.n / cli->chunk;
-    const int scored = cli->chunk - cli->chunk / 2 - 1;
+    cli->area = malloc(REQUEST_CAP);
 
-    if (chunks == 0) {
-        fprintf(stderr,
-                "llm-engine: the text has %d tokens, fewer than one "
-                "chunk of %d\n",
-                ids.n, cli->chunk);
+    if (cli->area != NULL) {
+        rc = run(cli);
     }
 
-    for (int i = 0; i < chunks; i++) {
-        rc = chunk_score(cli, ids.ids + (size_t) i * (size_t) cli->chunk, &sum);
-
-        if (rc != 0) {
-            break;
-        }
-
-        printf("chunk %d: %.4f\n", i + 1, exp(-sum / ((i + 1) * scored)));
-    }
-
-    if (rc == 0) {
-        printf("perplexity: %.4f over %d tokens\n",
-               exp(-sum / (chunks * scored)), chunks * scored);
-    }
-
-    tok_ids_fini(&ids);
+    free(cli->area);
+    engine_close(cli->engine);
 
     return rc;
-}
-
-
-static int
-compare_double(const void *a, const void *b)
-{
-    const double x = *(const double *) a, y = *(const double *) b;
-
-    return (x > y) - (x < y);
-}
-
-
-static void
-print_speed(const char *what, double *v, int n)
-{
-    qsort(v, (size_t) n, sizeof(double), compare_double);
-    printf("%-28s %9.1f %9.1f %9.1f tok/s (min, median, max of %d)\n", what,
-           v[0], v[n / 2], v[n - 1], n);
-}
-
-
-/* Runs `batch` requests of n random prompt tokens and `gen` generated ones.
- * Seconds until all had their first token, and from there to the end. */
-static int
-bench_run(cli_t *cli, int n, int gen, double *prefill, double *decode)
-{
-    request_t *reqs[4096];
-    int32_t *ids = malloc((size_t) n * sizeof(int32_t));
-    const uint64_t start = clock_now_ns();
-    static uint32_t lcg = 1;
-    int waiting = cli->batch;
-
-    cli->params.max_tokens = gen;
-    cli->ignore_eos = true;
-
-    for (int b = 0; b < cli->batch; b++) {
-        for (int i = 0; i < n; i++) {
-            lcg = lcg * 1664525u + 1013904223u;
-            ids[i] = (int32_t) ((lcg >> 8)
-                                % (uint32_t) tok_n_vocab(cli->engine->tok));
-        }
-
-        reqs[b] = cli_submit(cli, LLM_REQ_TOKENS, 0, ids,
-                             (size_t) n * sizeof(int32_t));
-    }
-
-    while (waiting > 0 && engine_step(cli->engine)) {
-        waiting = 0;
-
-        for (int b = 0; b < cli->batch; b++) {
-            waiting += reqs[b]->n_output == 0 && !reqs[b]->finished;
-        }
-    }
-
-    const uint64_t middle = clock_now_ns();
-    int before = 0, after = 0;
-
-    for (int b = 0; b < cli->batch; b++) {
-        before += reqs[b]->n_output;
-    }
-
-    while (engine_step(cli->engine)) {
-    }
-
-    const uint64_t end = clock_now_ns();
-
-    for (int b = 0; b < cli->batch; b++) {
-        after += reqs[b]->n_output;
-        request_destroy(reqs[b]);
-    }
-
-    free(ids);
-
-    *prefill = (double) cli->batch * n / ((double) (middle - start) / 1e9);
-    *decode =
-        after > before ? (after - before) / ((double) (end - middle) / 1e9) : 0;
-
-    return 0;
-}
-
-
-static int
-cli_bench(cli_t *cli)
-{
-    double prefill[REPEAT_MAX], decode[REPEAT_MAX], unused;
-    char what[64];
-
-    if (cli->repeat < 1 || cli->repeat > REPEAT_MAX || cli->batch < 1
-        || cli->batch > cli->conf.max_num_seqs || cli->prompt_tokens < 1)
-    {
-        fprintf(stderr,
-                "llm-engine: bench: --repeat 1…%d, --batch 1…%d, "
-                "--prompt-tokens ≥ 1\n",
-                REPEAT_MAX, cli->conf.max_num_seqs);
-        return -1;
-    }
-
-    bench_run(cli, 16, 2, &unused, &unused);
-
-    for (int r = 0; r < cli->repeat; r++) {
-        bench_run(cli, cli->prompt_tokens, 1, &prefill[r], &unused);
-        bench_run(cli, cli->depth > 0 ? cli->depth : 1, cli->gen + 1, &unused,
-                  &decode[r]);
-    }
-
-    snprintf(what, sizeof(what), "prefill %d × %d", cli->batch,
-             cli->prompt_tokens);
-    print_speed(what, prefill, cli->repeat);
-    snprintf(what, sizeof(what), "decode %d × %d at %d", cli->batch, cli->gen,
-             cli->depth);
-    print_speed(what, decode, cli->repeat);
-
-    return 0;
 }
 
 
@@ -571,8 +468,6 @@ cli_main(int argc, char **argv)
         .batch = 1,
         .repeat = 5,
     };
-    llm_err_t err;
-    int rc = -1;
 
     engine_conf_init(&cli.conf);
     cli.conf.log_level = LOG_WARN;
@@ -586,18 +481,23 @@ cli_main(int argc, char **argv)
             return 1;
         }
 
-        log_open(NULL, cli.conf.log_level);
+        const char *lacks = cli_lacks(&cli, argv[0]);
 
-        if (engine_open(&cli.conf, &cli.engine, &err) != LLM_OK) {
-            fprintf(stderr, "llm-engine: %s\n", err.text);
+        if (lacks != NULL) {
+            fprintf(stderr, "llm-engine: %s needs %s\n", argv[0], lacks);
             return 1;
         }
 
-        cli.area = malloc(REQUEST_CAP);
-        rc = cli.area != NULL ? commands[i].run(&cli) : 1;
-        free(cli.area);
-        engine_close(cli.engine);
+        if (log_open(cli.conf.log, cli.conf.log_level) != LLM_OK) {
+            fprintf(stderr, "llm-engine: cannot open log \"%s\"\n",
+                    cli.conf.log);
+            return 1;
+        }
+
+        return cli_run(&cli, commands[i].run);
     }
 
-    return rc;
+    fprintf(stderr, "llm-engine: there is no command \"%s\"\n", argv[0]);
+
+    return -1;
 }

@@ -152,12 +152,14 @@ static int
 conf_set_flag(const conf_row_t *row, bool *place, const char *value,
               llm_err_t *err)
 {
-    *place = strcmp(value, "on") == 0;
+    const bool on = strcmp(value, "on") == 0;
 
-    if (!*place && strcmp(value, "off") != 0) {
+    if (!on && strcmp(value, "off") != 0) {
         return llm_err_set(err, LLM_BADREQ, row->key, "%s=%s: use on or off",
                            row->key, value);
     }
+
+    *place = on;
 
     return LLM_OK;
 }

@@ -24,11 +24,30 @@ enum {
 };
 
 
+/* Whole or not at all: whoever reads the length goes by it. */
 static void
 emit_record(request_t *req, const uint8_t *payload, uint32_t len)
 {
-    buf_add(&req->out, &len, sizeof(len));
-    buf_add(&req->out, payload, len);
+    if (buf_room(&req->out, sizeof(len) + len) != NULL) {
+        buf_add(&req->out, &len, sizeof(len));
+        buf_add(&req->out, payload, len);
+    }
+}
+
+
+/* Has something been lost for want of memory?  Then the request fails: an
+ * answer with a hole is worse than none. */
+static bool
+emit_starved(engine_t *engine, request_t *req)
+{
+    if (!req->out.failed && !req->text.failed && !req->logprobs.failed) {
+        return false;
+    }
+
+    emit_fail(engine, req, LLM_FAIL_INTERNAL, NULL,
+              "The server has no memory for this response.");
+
+    return true;
 }
 
 
@@ -44,7 +63,8 @@ emit_delta(request_t *req, const llm_delta_t *delta)
 }
 
 
-void
+/* Text at once, cut into records at character boundaries. */
+static void
 emit_text(request_t *req, uint32_t kind, const char *text, size_t len)
 {
     while (len > 0) {
@@ -70,7 +90,7 @@ emit_flush(request_t *req, uint32_t kind)
     size_t len = req->text_safe;
     const char *text = req->text.data;
 
-    if (len == 0 && req->n_logprobs == 0) {
+    if ((len == 0 && req->n_logprobs == 0) || req->logprobs.failed) {
         return;
     }
 
@@ -217,6 +237,8 @@ emit_prompt_score(engine_t *engine, request_t *req, int position,
     if (position >= req->n_scored) {
         emit_prompt_token(engine, req, result);
     }
+
+    emit_starved(engine, req);
 }
 
 
@@ -234,46 +256,57 @@ is_stop_token(const engine_t *engine, const request_t *req, int32_t token)
 }
 
 
+/* How many bytes at the end of text may begin the stop string. */
+static size_t
+stop_begun(const stop_string_t *stop, const char *text, size_t len)
+{
+    size_t n = stop->len - 1 < len ? stop->len - 1 : len;
+
+    while (n > 0 && memcmp(text + len - n, stop->text, n) != 0) {
+        n--;
+    }
+
+    return n;
+}
+
+
 /* The earliest stop string in the held text: its index, or -1.  Otherwise
- * text_safe is set to what no stop string can reach back into. */
+ * text_safe is set to what no stop string can reach back into.  What was safe
+ * before is not looked at again: a request that does not stream still holds
+ * it, and text from before min_tokens must not stop it later. */
 static int
 find_stop(request_t *req, size_t *at)
 {
+    const size_t from = req->text_safe, len = req->text.len - from;
+    size_t begun = 0;
     int found = -1;
 
     req->text_safe = req->text.len;
 
-    if (req->n_output < req->samp.min_tokens) {
+    if (len == 0 || req->n_output < req->samp.min_tokens) {
         return -1;
     }
 
+    const char *text = req->text.data + from;
+
     for (int i = 0; i < req->n_stops; i++) {
         const stop_string_t *stop = &req->stops[i];
-        const char *hit =
-            memmem(req->text.data, req->text.len, stop->text, stop->len);
+        const char *hit = memmem(text, len, stop->text, stop->len);
 
-        if (hit != NULL
-            && (found == -1 || (size_t) (hit - req->text.data) < *at)) {
+        if (hit != NULL && (found == -1 || (size_t) (hit - text) < *at - from))
+        {
             found = i;
-            *at = (size_t) (hit - req->text.data);
+            *at = from + (size_t) (hit - text);
         }
     }
 
     for (int i = 0; found == -1 && i < req->n_stops; i++) {
-        const stop_string_t *stop = &req->stops[i];
-        size_t n =
-            stop->len - 1 < req->text.len ? stop->len - 1 : req->text.len;
+        const size_t n = stop_begun(&req->stops[i], text, len);
 
-        while (n > 0
-               && memcmp(req->text.data + req->text.len - n, stop->text, n)
-                      != 0) {
-            n--;
-        }
-
-        if (req->text.len - n < req->text_safe) {
-            req->text_safe = req->text.len - n;
-        }
+        begun = n > begun ? n : begun;
     }
+
+    req->text_safe -= begun;
 
     return found;
 }
@@ -335,7 +368,7 @@ emit_token(engine_t *engine, request_t *req, const samp_result_t *result)
 
     if (is_stop_token(engine, req, token)) {
         if (include) {
-            detok_push(&req->detok, engine->tok, token, true, &req->text);
+            detok_push(&req->detok, engine->tok, token, keep, &req->text);
             add_logprob(engine, req, result);
         }
 
@@ -365,6 +398,8 @@ emit_token(engine_t *engine, request_t *req, const samp_result_t *result)
     {
         emit_flush(req, LLM_DELTA_CONTENT);
     }
+
+    emit_starved(engine, req);
 }
 
 
@@ -418,6 +453,10 @@ emit_finish(engine_t *engine, request_t *req, uint32_t finish,
     req->text_safe = req->text.len;
     emit_flush(req, LLM_DELTA_CONTENT);
 
+    if (emit_starved(engine, req)) {
+        return;
+    }
+
     const llm_done_t done = {
         .finish = finish,
         .stop_kind = stop_kind,
@@ -433,13 +472,9 @@ emit_finish(engine_t *engine, request_t *req, uint32_t finish,
 
     emit_record(req, payload, llm_encode_done(payload, sizeof(payload), &done));
 
-    if (req->out.failed || req->text.failed || req->logprobs.failed) {
-        emit_fail(engine, req, LLM_FAIL_INTERNAL, NULL,
-                  "The server has no memory for this response.");
-        return;
+    if (!emit_starved(engine, req)) {
+        emit_end(engine, req, finish);
     }
-
-    emit_end(engine, req, finish);
 }
 
 
@@ -454,15 +489,20 @@ emit_fail(engine_t *engine, request_t *req, uint32_t fail, const char *param,
         return;
     }
 
+    strncpy(record.param, param ? param : "", sizeof(record.param) - 1);
+    strncpy(record.text, text, sizeof(record.text) - 1);
+
+    const uint32_t len = llm_encode_fail(payload, sizeof(payload), &record);
+
+    emit_record(req, payload, len);
+
+    /* what has not left gives way: intake reserved room for this record */
     if (req->out.failed) {
         buf_clear(&req->out);
         req->out_pos = 0;
+        emit_record(req, payload, len);
     }
 
-    strncpy(record.param, param ? param : "", sizeof(record.param) - 1);
-    strncpy(record.text, text, sizeof(record.text) - 1);
-    emit_record(req, payload,
-                llm_encode_fail(payload, sizeof(payload), &record));
     emit_end(engine, req, LLM_FINISH_ERROR);
 }
 

@@ -17,9 +17,6 @@ void emit_token(engine_t *engine, request_t *req, const samp_result_t *result);
 void emit_prompt_score(engine_t *engine, request_t *req, int position,
                        const samp_result_t *result);
 
-/* Text at once, cut into records at character boundaries. */
-void emit_text(request_t *req, uint32_t kind, const char *text, size_t len);
-
 /* Ends the request: flushes what is held, frees its pages, writes DONE. */
 void emit_finish(engine_t *engine, request_t *req, uint32_t finish,
                  uint32_t stop_kind, int32_t stop_value);

@@ -16,7 +16,13 @@
 #include "engine/base/clock.h"
 #include "engine/emit.h"
 
-enum { ARENA_BYTES = 4096, TOKENIZE_MAX = 1 << 18 };
+enum {
+    ARENA_BYTES = 4096,
+    TOKENIZE_MAX = 1 << 18,
+    FAIL_BYTES = 1024, /* an ERROR record always has room */
+};
+
+_Static_assert(FAIL_BYTES >= sizeof(llm_fail_t) + 64, "any ERROR record");
 
 
 static const void *
@@ -30,25 +36,35 @@ section(const request_t *req, int sec, uint32_t *len)
 }
 
 
-/* A JSON section, or NULL when it is absent; LLM_BADREQ when it is broken. */
+/* A JSON section, or NULL when it is absent or null; LLM_BADREQ when it is
+ * broken or of another type. */
 static int
 json_section(const request_t *req, int sec, const char *param, cJSON **json,
              llm_err_t *err)
 {
     uint32_t len;
     const char *text = section(req, sec, &len);
+    const bool object = sec == LLM_SEC_KWARGS;
 
-    *json = NULL;
+    *json = len > 0 ? cJSON_ParseWithLength(text, len) : NULL;
 
-    if (len == 0) {
-        return LLM_OK;
+    if (len > 0 && *json == NULL) {
+        return llm_err_set(err, LLM_BADREQ, param, "%s is not valid JSON.",
+                           param);
     }
 
-    *json = cJSON_ParseWithLength(text, len);
+    if (cJSON_IsNull(*json)) {
+        cJSON_Delete(*json);
+        *json = NULL;
+    }
 
-    return *json != NULL ? LLM_OK
-                         : llm_err_set(err, LLM_BADREQ, param,
-                                       "%s is not valid JSON.", param);
+    if (*json != NULL
+        && (object ? !cJSON_IsObject(*json) : !cJSON_IsArray(*json))) {
+        return llm_err_set(err, LLM_BADREQ, param, "%s must be %s.", param,
+                           object ? "an object" : "an array");
+    }
+
+    return LLM_OK;
 }
 
 
@@ -396,44 +412,50 @@ set_sequence(engine_t *engine, request_t *req, llm_err_t *err)
 }
 
 
+/* more: the tokenizer stopped at the limit. */
 static int
-too_long(const engine_t *engine, llm_err_t *err)
+too_long(const engine_t *engine, const request_t *req, bool more,
+         llm_err_t *err)
 {
-    return llm_err_set(err, LLM_LIMIT, "messages",
-                       "This model's maximum context length is %d tokens. "
-                       "However, your prompt contains %s%d input tokens, "
-                       "which leaves no room for an answer. Please reduce the "
-                       "length of the input prompt.",
-                       engine->max_model_len,
-                       engine->ids.n > engine->max_model_len ? "at least " : "",
-                       engine->ids.n);
+    return llm_err_set(
+        err, LLM_LIMIT, req->msg->kind == LLM_REQ_CHAT ? "messages" : "prompt",
+        "This model's maximum context length is %d tokens. However, your "
+        "prompt contains %s%d input tokens, which leaves no room for an "
+        "answer. Please reduce the length of the input prompt.",
+        engine->max_model_len, more ? "at least " : "",
+        more ? engine->max_model_len + 1 : engine->ids.n);
+}
+
+
+static int
+intake_prompt(engine_t *engine, request_t *req, llm_err_t *err)
+{
+    const int max_ids = engine->max_model_len;
+    const bool given = req->msg->kind == LLM_REQ_TOKENS;
+
+    const int rc = given ? copy_ids(engine, req, max_ids, err)
+                         : encode(engine, req, max_ids, err);
+
+    if (rc == LLM_LIMIT
+        || (rc == LLM_OK && engine->ids.n >= max_ids
+            && req->msg->params.max_tokens != 0))
+    {
+        return too_long(engine, req, rc == LLM_LIMIT && !given, err);
+    }
+
+    if (rc == LLM_OK && engine->ids.n == 0) {
+        return llm_err_set(err, LLM_BADREQ, "prompt",
+                           "The prompt is empty: it has no tokens.");
+    }
+
+    return rc;
 }
 
 
 static int
 intake_generate(engine_t *engine, request_t *req, llm_err_t *err)
 {
-    const int max_ids = engine->max_model_len;
-
-    int rc = req->msg->kind == LLM_REQ_TOKENS
-                 ? copy_ids(engine, req, max_ids, err)
-                 : encode(engine, req, max_ids, err);
-
-    if (rc == LLM_LIMIT
-        || (rc == LLM_OK && engine->ids.n >= engine->max_model_len
-            && req->msg->params.max_tokens != 0))
-    {
-        rc = too_long(engine, err);
-
-        if (req->msg->kind != LLM_REQ_CHAT) {
-            strcpy(err->param, "prompt");
-        }
-    }
-
-    if (rc == LLM_OK && engine->ids.n == 0) {
-        rc = llm_err_set(err, LLM_BADREQ, "prompt",
-                         "The prompt is empty: it has no tokens.");
-    }
+    int rc = intake_prompt(engine, req, err);
 
     if (rc == LLM_OK) {
         rc = set_stops(engine, req, err);
@@ -494,8 +516,6 @@ intake_tokenize(engine_t *engine, request_t *req, llm_err_t *err)
 static int
 intake_detokenize(engine_t *engine, request_t *req, llm_err_t *err)
 {
-    buf_t text = { 0 };
-
     int rc = copy_ids(engine, req, INT32_MAX, err);
 
     if (rc != LLM_OK) {
@@ -503,18 +523,17 @@ intake_detokenize(engine_t *engine, request_t *req, llm_err_t *err)
         return rc;
     }
 
-    rc = tok_decode(engine->tok, engine->ids.ids, engine->ids.n, true, &text);
+    rc = tok_decode(engine->tok, engine->ids.ids, engine->ids.n, true,
+                    &req->text);
 
-    if (rc == LLM_OK) {
-        emit_text(req, LLM_DELTA_CONTENT, text.data, text.len);
-        emit_finish(engine, req, LLM_FINISH_STOP, LLM_STOP_NONE, 0);
-    } else {
-        llm_err_set(err, rc, NULL, "no memory");
+    if (rc != LLM_OK) {
+        return llm_err_set(err, rc, NULL, "no memory");
     }
 
-    buf_fini(&text);
+    /* sends the text, behind START */
+    emit_finish(engine, req, LLM_FINISH_STOP, LLM_STOP_NONE, 0);
 
-    return rc;
+    return LLM_OK;
 }
 
 
@@ -571,6 +590,11 @@ intake_request(engine_t *engine, const uint8_t *area, uint32_t len,
     llm_request_t *msg = req ? arena_alloc(arena, len + sizeof(*msg)) : NULL;
 
     if (msg == NULL) {
+        arena_destroy(arena);
+        return NULL;
+    }
+
+    if (buf_room(&req->out, FAIL_BYTES) == NULL) {
         arena_destroy(arena);
         return NULL;
     }

@@ -89,6 +89,10 @@ load_tokenizer(engine_t *engine, const gguf_t *gguf, llm_err_t *err)
         .eot = load_token_id(gguf, "tokenizer.ggml.eot_token_id"),
     };
 
+    /* files of this family leave the key out and mean it (llama.cpp: pre type
+     * LLAMA3) */
+    spec.add_bos = pre != NULL && strcmp(pre, "llama-bpe") == 0;
+
     gguf_bool(gguf, "tokenizer.ggml.add_bos_token", &spec.add_bos);
     gguf_bool(gguf, "tokenizer.ggml.add_eos_token", &spec.add_eos);
 

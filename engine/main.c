@@ -2,6 +2,7 @@
  * llm-engine: serve (started by nginx), or one of the commands for people.
  */
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -24,7 +25,7 @@ static const char usage[] =
     "  --device cpu|ref, --max-model-len N, --max-num-batched-tokens N,\n"
     "  --max-num-seqs N, --gpu-memory-utilization U, --kv-cache-memory SIZE,\n"
     "  --kv-cache-prefault on|off, --kv-cache-dtype f16|q8_0,\n"
-    "  --log-level LEVEL\n"
+    "  --chat-template FILE, --log FILE, --log-level LEVEL\n"
     "generate: --max-tokens N, --temperature T, --top-k N, --top-p P,\n"
     "  --min-p P, --seed N, --ignore-eos\n"
     "bench: --prompt-tokens N, --gen N, --batch N, --depth N, --repeat N\n"
@@ -32,6 +33,19 @@ static const char usage[] =
     "plan: --dtype T, --memory SIZE, --utilization U, --context N,\n"
     "  --mean-tokens N, --kv-dtype f16|q8_0, --bandwidth GB/s,\n"
     "  --max-num-batched-tokens N, --max-num-seqs N\n";
+
+
+static bool
+wants_help(int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            return true;
+        }
+    }
+
+    return argc >= 2 && strcmp(argv[1], "help") == 0;
+}
 
 
 static int
@@ -68,6 +82,11 @@ main(int argc, char **argv)
 {
     if (argc >= 2 && strcmp(argv[1], "serve") == 0) {
         return serve(argc, argv);
+    }
+
+    if (wants_help(argc, argv)) {
+        fputs(usage, stdout);
+        return 0;
     }
 
     if (argc >= 2 && strcmp(argv[1], "plan") == 0) {

@@ -7,6 +7,8 @@
 
 #include "engine/port.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -86,20 +88,51 @@ slot_of(const port_t *port, const request_t *req)
 }
 
 
+static void
+catch_signals(void)
+{
+    const struct sigaction action = { .sa_handler = on_signal };
+
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGQUIT, &action, NULL);
+    signal(SIGPIPE, SIG_IGN);
+}
+
+
+/* poll() would return at once for a descriptor that is not open, for ever. */
+static int
+check_descriptors(int n_workers, llm_err_t *err)
+{
+    for (int fd = PORT_FD_SEGMENT; fd < PORT_FD_BELLS + n_workers; fd++) {
+        if (fcntl(fd, F_GETFD) == -1) {
+            return llm_err_set(err, LLM_ERROR, NULL,
+                               "descriptor %d is not open (llm-engine serve "
+                               "is started by nginx)",
+                               fd);
+        }
+    }
+
+    return LLM_OK;
+}
+
+
 int
 port_attach(port_t *port, int n_workers, llm_err_t *err)
 {
-    const struct sigaction action = { .sa_handler = on_signal };
     char why[256];
 
     *port = (port_t){
         .n_workers = n_workers, .lifeline = true, .channel = true, .live = 1
     };
 
-    sigaction(SIGTERM, &action, NULL);
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGQUIT, &action, NULL);
-    signal(SIGPIPE, SIG_IGN);
+    catch_signals();
+
+    const int rc = check_descriptors(n_workers, err);
+
+    if (rc != LLM_OK) {
+        return rc;
+    }
 
     if (llm_shm_attach(PORT_FD_SEGMENT, &port->shm, why, sizeof(why)) != 0) {
         return llm_err_set(err, LLM_ERROR, NULL,
@@ -109,10 +142,10 @@ port_attach(port_t *port, int n_workers, llm_err_t *err)
     }
 
     if (port->shm.geo.n_workers != (uint32_t) n_workers) {
+        llm_err_set(err, LLM_ERROR, NULL, "workers=%d, but the segment has %u",
+                    n_workers, port->shm.geo.n_workers);
         llm_shm_detach(&port->shm);
-        return llm_err_set(err, LLM_ERROR, NULL,
-                           "workers=%d, but the segment has %u", n_workers,
-                           port->shm.geo.n_workers);
+        return LLM_ERROR;
     }
 
     const size_t slots = (size_t) n_workers * port->shm.geo.slots_per_worker;
@@ -121,6 +154,9 @@ port_attach(port_t *port, int n_workers, llm_err_t *err)
     port->by_slot = calloc(slots, sizeof(request_t *));
 
     if (port->dirty == NULL || port->by_slot == NULL) {
+        free(port->dirty);
+        free(port->by_slot);
+        llm_shm_detach(&port->shm);
         return llm_err_set(err, LLM_NOMEM, NULL, "no memory");
     }
 
@@ -214,17 +250,47 @@ slot_close(port_t *port, uint32_t worker, uint32_t slot, uint32_t ticket)
 }
 
 
+/* There is no memory for a request, not even to say so in its own buffer: the
+ * client must hear of it all the same. */
+static void
+slot_refuse(port_t *port, uint32_t worker, uint32_t slot, uint32_t ticket)
+{
+    const llm_fail_t fail = {
+        .fail = LLM_FAIL_BUSY,
+        .text = "The server has no memory for this request.",
+    };
+    llm_slot_t *s = llm_shm_slot(&port->shm, worker, slot);
+    uint8_t payload[LLM_RECORD_MAX];
+
+    const uint32_t len = llm_encode_fail(payload, sizeof(payload), &fail);
+
+    if (llm_record_write(&s->out, llm_shm_out(&port->shm, worker, slot),
+                         port->shm.geo.out_bytes, payload, len)
+        != LLM_RING_OK)
+    {
+        log_write(LOG_ERR, "port: worker %u, slot %u: no room for an error",
+                  worker, slot);
+    }
+
+    slot_close(port, worker, slot, ticket);
+}
+
+
 static void
 slot_submit(port_t *port, engine_t *engine, uint32_t worker, uint32_t slot)
 {
     llm_slot_t *s = llm_shm_slot(&port->shm, worker, slot);
     const uint32_t ticket =
         atomic_load_explicit(&s->ticket, memory_order_acquire);
-    const uint32_t len = s->request_len;
-    const uint64_t now = clock_now_ns();
-    const uint64_t submit_ns = s->submit_ns < now ? s->submit_ns : now;
 
-    if (s->epoch != atomic_load(&port->shm.header->epoch)) {
+    /* each field is read once: what is checked is what is used */
+    const volatile llm_slot_t *shared = s;
+    const uint32_t epoch = shared->epoch;
+    const uint32_t len = shared->request_len;
+    const uint64_t sent_ns = shared->submit_ns;
+    const uint64_t now = clock_now_ns();
+
+    if (epoch != atomic_load(&port->shm.header->epoch)) {
         return; /* meant for an engine that has died */
     }
 
@@ -236,16 +302,24 @@ slot_submit(port_t *port, engine_t *engine, uint32_t worker, uint32_t slot)
         return;
     }
 
+    /* canceled before it was seen: it need not be tokenized */
+    if (atomic_load(&s->cancel) == ticket) {
+        llm_stats_add(&engine->stats->finished[LLM_FINISH_ABORT], 1);
+        slot_close(port, worker, slot, ticket);
+        return;
+    }
+
     atomic_store(&s->log_len, 0);
     atomic_store(&s->want_space, 0);
 
     /* the request's slot is known before intake: tokenize writes the log */
-    const request_origin_t origin = { worker, slot, ticket, submit_ns };
+    const request_origin_t origin = { worker, slot, ticket,
+                                      sent_ns < now ? sent_ns : now };
     request_t *req = intake_request(
         engine, llm_shm_request(&port->shm, worker, slot), len, &origin);
 
     if (req == NULL) {
-        slot_close(port, worker, slot, ticket);
+        slot_refuse(port, worker, slot, ticket);
         return;
     }
 
@@ -253,63 +327,10 @@ slot_submit(port_t *port, engine_t *engine, uint32_t worker, uint32_t slot)
 }
 
 
-static void
-port_operation(port_t *port, engine_t *engine, uint32_t worker, uint32_t op,
-               uint32_t slot)
-{
-    request_t *req = port->by_slot[slot_index(port, worker, slot)];
-
-    switch (op) {
-    case LLM_OP_SUBMIT:
-        slot_submit(port, engine, worker, slot);
-        break;
-
-    case LLM_OP_CANCEL:
-        if (req != NULL
-            && atomic_load(&slot_of(port, req)->cancel) == req->from.ticket) {
-            emit_abort(engine, req);
-        }
-        break;
-
-    case LLM_OP_SPACE:
-        if (req != NULL) {
-            req->seq.parked = false;
-        }
-        break;
-    }
-}
-
-
-void
-port_intake(port_t *port, engine_t *engine)
-{
-    uint32_t op, slot;
-
-    for (uint32_t w = 0; w < (uint32_t) port->n_workers; w++) {
-        int rc = LLM_RING_OK;
-
-        /* one lap at most, so that one worker cannot hold the loop */
-        for (uint32_t i = 0; i < llm_shm_submit_cap(&port->shm); i++) {
-            rc = llm_engine_pop(&port->shm, w, &op, &slot);
-
-            if (rc != LLM_RING_OK) {
-                break;
-            }
-
-            port_operation(port, engine, w, op, slot);
-        }
-
-        if (rc == LLM_RING_CORRUPT) {
-            log_write(LOG_ERR, "port: worker %u: nonsense in its submit ring",
-                      w);
-        }
-    }
-}
-
-
-/* Writes what fits.  False when the slot's ring is corrupt. */
+/* Writes what fits, and parks the sequence if something is left.  False when
+ * the slot's ring is corrupt. */
 static bool
-request_flush(port_t *port, request_t *req)
+write_records(port_t *port, request_t *req)
 {
     llm_slot_t *slot = slot_of(port, req);
     uint8_t *data = llm_shm_out(&port->shm, req->from.worker, req->from.slot);
@@ -354,6 +375,87 @@ request_flush(port_t *port, request_t *req)
 }
 
 
+static void
+request_flush(port_t *port, engine_t *engine, request_t *req)
+{
+    if (!write_records(port, req)) {
+        log_write(LOG_ERR, "port: worker %u, slot %u: output ring is corrupt",
+                  req->from.worker, req->from.slot);
+        emit_abort(engine, req);
+    }
+}
+
+
+static void
+port_operation(port_t *port, engine_t *engine, uint32_t worker, uint32_t op,
+               uint32_t slot)
+{
+    request_t *req = port->by_slot[slot_index(port, worker, slot)];
+
+    switch (op) {
+    case LLM_OP_SUBMIT:
+        slot_submit(port, engine, worker, slot);
+        break;
+
+    case LLM_OP_CANCEL:
+        if (req != NULL
+            && atomic_load(&slot_of(port, req)->cancel) == req->from.ticket) {
+            emit_abort(engine, req);
+        }
+        break;
+
+    case LLM_OP_SPACE:
+        /* before the step: it goes on only when all records have left */
+        if (req != NULL) {
+            request_flush(port, engine, req);
+        }
+        break;
+    }
+}
+
+
+/* A head out of bounds would keep the ring from ever being empty, and the
+ * engine from sleeping. */
+static void
+ring_restore(port_t *port, uint32_t worker)
+{
+    llm_ring_t *ring = &llm_shm_worker(&port->shm, worker)->submit;
+    const uint32_t head = atomic_load(&ring->head);
+
+    if (head - atomic_load(&ring->tail) > llm_shm_submit_cap(&port->shm)) {
+        atomic_store(&ring->tail, head);
+    }
+}
+
+
+void
+port_intake(port_t *port, engine_t *engine)
+{
+    uint32_t op, slot;
+
+    for (uint32_t w = 0; w < (uint32_t) port->n_workers; w++) {
+        int rc = LLM_RING_OK;
+
+        /* one lap at most, so that one worker cannot hold the loop */
+        for (uint32_t i = 0; i < llm_shm_submit_cap(&port->shm); i++) {
+            rc = llm_engine_pop(&port->shm, w, &op, &slot);
+
+            if (rc != LLM_RING_OK) {
+                break;
+            }
+
+            port_operation(port, engine, w, op, slot);
+        }
+
+        if (rc == LLM_RING_CORRUPT) {
+            log_write(LOG_ERR, "port: worker %u: nonsense in its submit ring",
+                      w);
+            ring_restore(port, w);
+        }
+    }
+}
+
+
 void
 port_flush(port_t *port, engine_t *engine)
 {
@@ -364,12 +466,8 @@ port_flush(port_t *port, engine_t *engine)
         request_t *req = list_entry(l, request_t, link);
         next = l->next;
 
-        if (req->out.len > 0 && !req->seq.parked && !request_flush(port, req)) {
-            log_write(LOG_ERR,
-                      "port: worker %u, slot %u: output ring is "
-                      "corrupt",
-                      req->from.worker, req->from.slot);
-            emit_abort(engine, req);
+        if (req->out.len > 0 && !req->seq.parked) {
+            request_flush(port, engine, req);
         }
 
         if (req->finished && req->out.len == 0) {
@@ -383,15 +481,16 @@ port_flush(port_t *port, engine_t *engine)
         parked += req->seq.parked;
     }
 
+    /* before the bells: who hears of an end finds it counted */
+    llm_stats_set(&engine->stats->parked, parked);
+    llm_stats_set(&engine->stats->slots_used, used);
+
     for (int w = 0; w < port->n_workers; w++) {
         if (port->dirty[w]) {
             port->dirty[w] = false;
             ring_bell(PORT_FD_BELLS + w);
         }
     }
-
-    llm_stats_set(&engine->stats->parked, parked);
-    llm_stats_set(&engine->stats->slots_used, used);
 }
 
 
@@ -443,6 +542,14 @@ check_workers(port_t *port, engine_t *engine)
 }
 
 
+/* Did a read find the other end closed, or the descriptor unusable? */
+static bool
+is_over(ssize_t n)
+{
+    return n == 0 || (n == -1 && errno != EAGAIN && errno != EINTR);
+}
+
+
 static void
 read_channel(port_t *port)
 {
@@ -457,7 +564,7 @@ read_channel(port_t *port)
     const ssize_t n =
         recvmsg(PORT_FD_CHANNEL, &head, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 
-    if (n == 0) {
+    if (is_over(n)) {
         port->channel = false;
         return;
     }
@@ -526,7 +633,7 @@ poll_descriptors(port_t *port, int timeout_ms)
         /* somebody else's edge */
     }
 
-    if (fds[1].revents && read(PORT_FD_LIFELINE, &byte, 1) == 0) {
+    if (fds[1].revents && is_over(read(PORT_FD_LIFELINE, &byte, 1))) {
         port->lifeline = false;
     }
 

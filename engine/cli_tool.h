@@ -1,0 +1,48 @@
+/*
+ * What the commands share: their options, and requests to an engine in this
+ * process.  Private to cli.c and cli_speed.c.
+ */
+
+#ifndef ENGINE_CLI_TOOL_H
+#define ENGINE_CLI_TOOL_H
+
+#include <stdbool.h>
+
+#include "engine/engine.h"
+
+enum { REQUEST_CAP = 8 << 20 };
+
+typedef struct {
+    engine_conf_t conf;
+    const char *prompt;
+    const char *chat;
+    const char *file;
+    llm_params_t params;
+    bool ignore_eos;
+    int chunk;
+    int prompt_tokens;
+    int gen;
+    int batch;
+    int depth;
+    int repeat;
+    uint8_t *area; /* REQUEST_CAP bytes */
+    engine_t *engine;
+} cli_t;
+
+
+/* Submits a prompt of the given kind; NULL, and said why, when that cannot be.
+ * The engine owns the request. */
+request_t *cli_submit(cli_t *cli, uint32_t kind, uint32_t flags,
+                      const void *prompt, size_t len);
+
+/* The next record a request has written; false when there is none yet. */
+bool cli_record(request_t *req, llm_record_t *record);
+
+/* The ids of --prompt or of --file; the caller frees. */
+int cli_encode(cli_t *cli, int flags, tok_ids_t *ids);
+
+/* The commands; they return the exit status. */
+int cli_perplexity(cli_t *cli);
+int cli_bench(cli_t *cli);
+
+#endif /* ENGINE_CLI_TOOL_H */
