@@ -174,13 +174,23 @@ if ($ENV{LLM_TEST_MODEL}) {
         ->start;
     like $t->log, qr/max_model_len auto: 1456 tokens instead of 8192/,
         'max_model_len auto';
-    like $t->log, qr/cache of 1456 tokens \(91 pages, 32\.0 MiB\)/,
+    like $t->log, qr/cache of 1456 tokens \(91 pages, F16, 32\.0 MiB\)/,
         'what the cache holds';
     like $t->log, qr/maximum concurrency for 1456 tokens per request: 1\.00x/,
         'and for how many';
     is $t->get('/v1/models')->json->{data}[0]{max_model_len}, 1456,
         'is the context of the model card';
     is $t->chat('Hi', max_tokens => 2)->{status}, 200, 'and serves';
+    $t->stop_ok;
+
+    # 171.3 pages of 195840 bytes
+    $t = LLM::Test->new(engine => 'kv_cache_memory 32m; kv_cache_dtype q8_0;')
+        ->start;
+    like $t->log, qr/cache of 2736 tokens \(171 pages, Q8_0, 31\.9 MiB\)/,
+        'more with q8_0';
+    is $t->get('/v1/models')->json->{data}[0]{max_model_len}, 2736,
+        'and a longer context';
+    is $t->chat('Hi', max_tokens => 2)->{status}, 200, 'which serves';
     $t->stop_ok;
 
     if (!$sanitized) {
