@@ -65,11 +65,11 @@ else
     fetch_model
 fi
 
-build all
+build BUILD="$STATE_DIR/build" all
 stop
 
 mkdir -p "$RUN/logs" "$RUN/tmp"
-cp -f "$TOP/build/llm-engine" "$TOP/build/ngx_http_llm_module.so" "$RUN/"
+cp -f "$STATE_DIR"/build/{llm-engine,ngx_http_llm_module.so} "$RUN/"
 
 asked=${PORT:-8080}
 port=$asked
