@@ -75,5 +75,9 @@ if [ "$what" = check ]; then
             build-thread/t/ops/pool_test)
 fi
 
+for t in "${tests[@]}"; do
+    [ -x "$t" ] || die "$t is not executable: prove would stop there"
+done
+
 # each test is a program of its own: Perl scripts by their first line
 exec prove --timer --exec '' "${tests[@]}"

@@ -582,7 +582,11 @@ main(void)
         return 0;
     }
 
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    /* with sanitizers, twenty times slower, the corners only */
     whole_matrix = getenv("LLM_TEST_LONG") != NULL;
+#endif
+
     log_open(NULL, LOG_WARN);
     cmocka_set_message_output(CM_OUTPUT_TAP);
 
