@@ -9,9 +9,10 @@ use FindBin;
 use lib "$FindBin::Bin/../lib";
 use LLM::Test;
 
-my $streams = $ARGV[0] || 64;
-my $tokens = $ARGV[1] || 100;
-my $rounds = $ARGV[2] || 5;
+# numbers, so that JSON does not carry them as strings
+my $streams = 0 + ($ARGV[0] || 64);
+my $tokens = 0 + ($ARGV[1] || 100);
+my $rounds = 0 + ($ARGV[2] || 5);
 
 sub cpu_ns {
     my $ns = 0;
