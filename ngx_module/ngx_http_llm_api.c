@@ -156,6 +156,18 @@ ngx_http_llm_api_usage(ngx_http_llm_ctx_t *ctx)
 
 
 void
+ngx_http_llm_api_usage_event(ngx_http_llm_ctx_t *ctx, const char *object)
+{
+    ngx_http_llm_sse_begin(&ctx->out);
+    ngx_http_llm_api_head(ctx, object);
+    ngx_http_llm_out_lit(&ctx->out, ",\"choices\":[],");
+    ngx_http_llm_api_usage(ctx);
+    ngx_http_llm_out_lit(&ctx->out, "}");
+    ngx_http_llm_sse_end(&ctx->out);
+}
+
+
+void
 ngx_http_llm_api_usage_choice(ngx_http_llm_choice_t *choice)
 {
     ngx_http_llm_api_usage_write(&choice->ctx->out, choice->prompt_tokens,

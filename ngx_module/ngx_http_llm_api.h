@@ -153,6 +153,9 @@ void ngx_http_llm_api_head(ngx_http_llm_ctx_t *ctx, const char *object);
 
 /* "usage":{…} for the whole request, or for one choice so far. */
 void ngx_http_llm_api_usage(ngx_http_llm_ctx_t *ctx);
+/* The last event of a stream that asked for it: no choices, the usage. */
+void ngx_http_llm_api_usage_event(ngx_http_llm_ctx_t *ctx,
+    const char *object);
 void ngx_http_llm_api_usage_choice(ngx_http_llm_choice_t *choice);
 
 /* The value of "finish_reason", then ,"stop_reason":… */

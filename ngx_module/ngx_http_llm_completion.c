@@ -244,12 +244,7 @@ ngx_http_llm_completion_end(ngx_http_llm_ctx_t *ctx)
     if (ctx->query.stream) {
 
         if (ctx->query.include_usage) {
-            ngx_http_llm_sse_begin(out);
-            ngx_http_llm_api_head(ctx, "text_completion");
-            ngx_http_llm_out_lit(out, ",\"choices\":[],");
-            ngx_http_llm_api_usage(ctx);
-            ngx_http_llm_out_lit(out, "}");
-            ngx_http_llm_sse_end(out);
+            ngx_http_llm_api_usage_event(ctx, "text_completion");
         }
 
         return;
