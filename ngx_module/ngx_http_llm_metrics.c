@@ -433,7 +433,7 @@ ngx_http_llm_metrics_histogram(ngx_http_llm_page_t *page, ngx_uint_t i,
 
     ngx_http_llm_metrics_name(page, i, family->name, "_sum", NULL);
     ngx_http_llm_out_double(&page->out,
-                            (double) llm_stats_get(&hist->sum_us) / 1e6);
+                            (double) llm_stats_get(&hist->sum) / 1e6);
     ngx_http_llm_out_lit(&page->out, "\n");
 
     /* the sum of the buckets, so that it agrees with +Inf */

@@ -393,7 +393,7 @@ stats_observe(void **state)
     assert_int_equal(llm_stats_get(&hist.bucket[3]), 2);
     assert_int_equal(llm_stats_get(&hist.bucket[4]), 0);
     assert_int_equal(llm_stats_get(&hist.count), 6);
-    assert_int_equal(llm_stats_get(&hist.sum_us), 1000122);
+    assert_int_equal(llm_stats_get(&hist.sum), 1000122);
 }
 
 
