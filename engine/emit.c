@@ -15,6 +15,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/utf8.h"
+#include "engine/tally.h"
 
 enum {
     HOLD_BYTES = 2048,    /* text a request that does not stream may hold */
@@ -190,6 +191,10 @@ emit_begin(engine_t *engine, request_t *req)
 
     req->echoed = true;
 
+    if (req->scheduled_ns != 0) {
+        tally_prompt(engine, req);
+    }
+
     const llm_start_t start = {
         .prompt_tokens = (uint32_t) req->seq.n_prompt,
         .cached_tokens = (uint32_t) req->seq.cached,
@@ -315,10 +320,6 @@ find_stop(request_t *req, size_t *at)
 static void
 count_token(engine_t *engine, request_t *req, int32_t token)
 {
-    const uint64_t now = clock_now_ns();
-    llm_stats_t *stats = engine->stats;
-    int n;
-
     llm_assert(req->seq.n_tokens < req->seq.cap_tokens);
 
     req->seq.tokens[req->seq.n_tokens++] = token;
@@ -329,21 +330,7 @@ count_token(engine_t *engine, request_t *req, int32_t token)
         samp_state_add(req->samp_state, token, true);
     }
 
-    if (req->first_ns == 0) {
-        const uint64_t *bounds = llm_stats_bounds_ttft(&n);
-
-        req->first_ns = now;
-        llm_stats_observe(&stats->ttft, bounds, n,
-                          (now - req->from.submit_ns) / 1000);
-    } else {
-        const uint64_t *bounds = llm_stats_bounds_inter(&n);
-
-        llm_stats_observe(&stats->inter, bounds, n,
-                          (now - req->last_ns) / 1000);
-    }
-
-    req->last_ns = now;
-    llm_stats_add(&stats->generation_tokens, 1);
+    tally_token(engine, req);
 
     if (engine->on_token != NULL) {
         engine->on_token(engine, req, token);
@@ -416,25 +403,13 @@ elapsed_us(uint64_t from, uint64_t to)
 static void
 emit_end(engine_t *engine, request_t *req, uint32_t finish)
 {
-    const uint64_t now = clock_now_ns();
-    int n;
-
     if (req->queued) {
         sched_remove(engine->sched, &req->seq);
         req->queued = false;
     }
 
     req->finished = true;
-    llm_stats_add(&engine->stats->finished[finish], 1);
-
-    if (req->scheduled_ns != 0) {
-        const uint64_t *bounds = llm_stats_bounds_latency(&n);
-
-        llm_stats_observe(&engine->stats->e2e, bounds, n,
-                          elapsed_us(req->from.submit_ns, now));
-        llm_stats_observe(&engine->stats->queue_time, bounds, n,
-                          elapsed_us(req->from.submit_ns, req->scheduled_ns));
-    }
+    tally_end(engine, req, finish);
 }
 
 

@@ -18,6 +18,7 @@
 #include "engine/kv/store.h"
 #include "engine/load.h"
 #include "engine/runner.h"
+#include "engine/tally.h"
 #include "kernels/backend.h"
 
 enum { LOGIT_ROWS_MAX = 64 }; /* rows of logits computed at once */
@@ -174,8 +175,9 @@ open_pages(engine_t *engine, llm_err_t *err)
     }
 
     engine->samp = samp_create(model_config(engine->model)->n_vocab);
+    engine->results = calloc((size_t) engine->max_out, sizeof(samp_result_t));
 
-    if (engine->samp == NULL
+    if (engine->samp == NULL || engine->results == NULL
         || batch_init(&engine->batch, conf->max_num_batched_tokens,
                       conf->max_num_seqs)
                != LLM_OK)
@@ -261,6 +263,7 @@ engine_close(engine_t *engine)
 
     batch_fini(&engine->batch);
     samp_destroy(engine->samp);
+    free(engine->results);
     sched_destroy(engine->sched);
     kv_prefix_destroy(engine->prefix);
     kv_pool_destroy(engine->pool);
@@ -289,30 +292,18 @@ engine_close(engine_t *engine)
 bool
 engine_step(engine_t *engine)
 {
+    uint64_t since = clock_now_ns();
     const plan_t *plan = sched_step(engine->sched);
+
+    tally_phase(engine, LLM_PHASE_SCHEDULE, &since);
 
     if (plan->n_rows > 0) {
         runner_step(engine, plan);
     }
 
-    llm_stats_t *stats = engine->stats;
-    const sched_hits_t *hits = sched_hits(engine->sched);
-    const int used =
-        kv_pool_pages(engine->pool) - kv_pool_free_pages(engine->pool);
-
-    llm_stats_set(&stats->running, (uint64_t) sched_running(engine->sched));
-    llm_stats_set(&stats->waiting, (uint64_t) sched_waiting(engine->sched));
-    llm_stats_set(&stats->pages_used, (uint64_t) used);
-    llm_stats_set(&stats->preemptions, sched_preemptions(engine->sched));
-    llm_stats_set(&stats->prefix_queries, hits->queries);
-    llm_stats_set(&stats->prefix_hits, hits->hits);
-    llm_stats_set(&stats->again_queries, hits->again_queries);
-    llm_stats_set(&stats->again_hits, hits->again_hits);
-
-    if (engine->prefix != NULL) {
-        llm_stats_set(&stats->pages_cached,
-                      (uint64_t) kv_prefix_pages(engine->prefix));
-    }
+    since = clock_now_ns();
+    tally_step(engine, plan);
+    tally_phase(engine, LLM_PHASE_EMIT, &since);
 
     return plan->n_rows > 0;
 }

@@ -47,6 +47,7 @@ struct engine_s {
     sched_t *sched;
     batch_t batch;
     samp_t *samp;
+    samp_result_t *results; /* [max_out] */
 
     list_t requests;
     chat_output_t prompt; /* scratch of intake */

@@ -473,8 +473,6 @@ intake_generate(engine_t *engine, request_t *req, llm_err_t *err)
         return rc;
     }
 
-    llm_stats_add(&engine->stats->prompt_tokens, (uint64_t) engine->ids.n);
-
     if (req->max_tokens == 0 && !req->seq.want_prompt) {
         emit_finish(engine, req, LLM_FINISH_LENGTH, LLM_STOP_NONE, 0);
         return LLM_OK;
@@ -549,6 +547,9 @@ intake_any(engine_t *engine, request_t *req, uint32_t len, llm_err_t *err)
     }
 
     engine->ids.n = 0;
+    req->textual = req->msg->kind == LLM_REQ_TOKENIZE
+                   || req->msg->kind == LLM_REQ_TOKENIZE_CHAT
+                   || req->msg->kind == LLM_REQ_DETOKENIZE;
 
     switch (req->msg->kind) {
     case LLM_REQ_TOKENIZE:

@@ -9,9 +9,11 @@
 
 #include "engine/loop.h"
 
+#include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/engine.h"
 #include "engine/port.h"
+#include "engine/tally.h"
 
 enum { EXIT_NO_RESPAWN = 2 };
 
@@ -38,11 +40,16 @@ loop_serve(const engine_conf_t *conf)
     port_ready(&port, engine);
 
     while (!port_done(&port, engine)) {
+        uint64_t since = clock_now_ns();
+
         port_intake(&port, engine);
+        tally_phase(engine, LLM_PHASE_INTAKE, &since);
 
         const bool busy = engine_step(engine);
 
+        since = clock_now_ns();
         port_flush(&port, engine);
+        tally_phase(engine, LLM_PHASE_FLUSH, &since);
         port_wait(&port, engine, busy);
     }
 

@@ -160,6 +160,7 @@ port_attach(port_t *port, int n_workers, llm_err_t *err)
         return llm_err_set(err, LLM_NOMEM, NULL, "no memory");
     }
 
+    llm_stats_reset(port->shm.stats);
     llm_shm_takeover(&port->shm, (int32_t) getpid());
     atomic_store(&port->shm.header->heartbeat_ns, clock_now_ns());
     ring_all(port);
@@ -459,7 +460,7 @@ port_intake(port_t *port, engine_t *engine)
 void
 port_flush(port_t *port, engine_t *engine)
 {
-    uint64_t parked = 0, used = 0;
+    uint64_t parked = 0, used = 0, capacity = 0, deferred = 0;
 
     for (list_t *l = engine->requests.next, *next; l != &engine->requests;
          l = next) {
@@ -479,11 +480,20 @@ port_flush(port_t *port, engine_t *engine)
 
         used++;
         parked += req->seq.parked;
+
+        if (req->queued && req->seq.state == SEQ_WAITING) {
+            const bool defers = req->seq.parked || req->seq.waits_for > 0;
+
+            capacity += !defers;
+            deferred += defers;
+        }
     }
 
     /* before the bells: who hears of an end finds it counted */
     llm_stats_set(&engine->stats->parked, parked);
     llm_stats_set(&engine->stats->slots_used, used);
+    llm_stats_set(&engine->stats->waiting_capacity, capacity);
+    llm_stats_set(&engine->stats->waiting_deferred, deferred);
 
     for (int w = 0; w < port->n_workers; w++) {
         if (port->dirty[w]) {

@@ -40,7 +40,8 @@ struct request_s {
     request_origin_t from;
 
     seq_t seq;
-    bool queued; /* seq is with the scheduler */
+    bool queued;  /* seq is with the scheduler */
+    bool textual; /* for the tokenizer alone: not counted */
     int max_tokens;
     int n_output;
 

@@ -2,26 +2,46 @@
  * One step: build the batch, run the model over it, look at the rows that
  * matter.  Rows that sample draw the next token; rows of an echoed prompt are
  * scored.
+ *
+ * All rows of a block of logits are drawn before the first of them is emitted,
+ * so that a few looks at the clock tell the two apart.  No row depends on what
+ * another one of its block emits: a sequence has one row that samples, and
+ * scores depend on the prompt alone.
  */
 
 #include "engine/runner.h"
 
 #include "engine/base/clock.h"
 #include "engine/emit.h"
+#include "engine/tally.h"
 
 
 static void
-runner_row(engine_t *engine, const batch_out_t *out, float *logits)
+draw_row(engine_t *engine, const batch_out_t *out, float *logits,
+         samp_result_t *result)
 {
-    request_t *req = out->seq->owner;
-    samp_result_t result;
+    const request_t *req = out->seq->owner;
 
     if (!out->sample) {
-        const int next = out->position + 1;
+        samp_score(engine->samp, logits, req->seq.tokens[out->position + 1],
+                   req->samp.top_logprobs, result);
+        return;
+    }
 
-        samp_score(engine->samp, logits, req->seq.tokens[next],
-                   req->samp.top_logprobs, &result);
-        emit_prompt_score(engine, req, next, &result);
+    if (req->max_tokens > 0) {
+        samp_sample(engine->samp, &req->samp, req->samp_state, logits,
+                    req->n_output, (uint64_t) req->seq.n_tokens, result);
+    }
+}
+
+
+static void
+emit_row(engine_t *engine, const batch_out_t *out, const samp_result_t *result)
+{
+    request_t *req = out->seq->owner;
+
+    if (!out->sample) {
+        emit_prompt_score(engine, req, out->position + 1, result);
         return;
     }
 
@@ -30,9 +50,32 @@ runner_row(engine_t *engine, const batch_out_t *out, float *logits)
         return;
     }
 
-    samp_sample(engine->samp, &req->samp, req->samp_state, logits,
-                req->n_output, (uint64_t) req->seq.n_tokens, &result);
-    emit_token(engine, req, &result);
+    emit_token(engine, req, result);
+}
+
+
+/* Rows first … first + n − 1 of those that are looked at. */
+static void
+run_block(engine_t *engine, int first, int n, uint64_t *since)
+{
+    const size_t n_vocab = (size_t) model_config(engine->model)->n_vocab;
+    const batch_out_t *outs = &engine->batch.outs[first];
+    float *logits = model_logits(engine->model, first, n);
+
+    tally_phase(engine, LLM_PHASE_FORWARD, since);
+
+    for (int i = 0; i < n; i++) {
+        draw_row(engine, &outs[i], logits + (size_t) i * n_vocab,
+                 &engine->results[i]);
+    }
+
+    tally_phase(engine, LLM_PHASE_SAMPLE, since);
+
+    for (int i = 0; i < n; i++) {
+        emit_row(engine, &outs[i], &engine->results[i]);
+    }
+
+    tally_phase(engine, LLM_PHASE_EMIT, since);
 }
 
 
@@ -41,6 +84,7 @@ runner_step(engine_t *engine, const plan_t *plan)
 {
     batch_t *batch = &engine->batch;
     const uint64_t now = clock_now_ns();
+    uint64_t since = now;
     int n;
 
     for (int i = 0; i < plan->n_rows; i++) {
@@ -52,21 +96,14 @@ runner_step(engine_t *engine, const plan_t *plan)
     }
 
     batch_build(batch, plan);
+    tally_phase(engine, LLM_PHASE_SCHEDULE, &since);
     model_forward(engine->model, &batch->op, &engine->kv);
-
-    const int n_vocab = model_config(engine->model)->n_vocab;
+    tally_phase(engine, LLM_PHASE_FORWARD, &since);
 
     for (int first = 0; first < batch->op.n_out; first += n) {
         n = batch->op.n_out - first;
         n = n < engine->max_out ? n : engine->max_out;
 
-        float *logits = model_logits(engine->model, first, n);
-
-        for (int i = 0; i < n; i++) {
-            runner_row(engine, &batch->outs[first + i],
-                       logits + (size_t) i * (size_t) n_vocab);
-        }
+        run_block(engine, first, n, &since);
     }
-
-    llm_stats_add(&engine->stats->steps, 1);
 }

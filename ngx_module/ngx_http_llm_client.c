@@ -3,6 +3,7 @@
  */
 
 #include "ngx_module/ngx_http_llm_client.h"
+#include "ngx_module/ngx_http_llm_metrics.h"
 
 
 static void ngx_http_llm_client_release(ngx_http_llm_ctx_t *ctx);
@@ -76,6 +77,10 @@ ngx_http_llm_client_complete(ngx_http_llm_ctx_t *ctx)
     ngx_http_request_t  *r;
 
     r = ctx->request;
+
+    if (ctx->api->finish) {
+        ngx_http_llm_metrics_request(ctx);
+    }
 
     ctx->api->end(ctx);
 

@@ -8,26 +8,10 @@
  */
 
 #include "ngx_module/ngx_http_llm_metrics.h"
-#include "ngx_module/ngx_http_llm_api.h"
+#include "ngx_module/ngx_http_llm_families.h"
 
 
 #define NGX_HTTP_LLM_TEXT  "text/plain; version=0.0.4; charset=utf-8"
-
-
-typedef struct {
-    const char   *name;
-    const char   *type;
-    const char   *help;
-    size_t        offset;      /* of the counter in llm_stats_t */
-} ngx_http_llm_value_t;
-
-
-typedef struct {
-    const char       *name;
-    const char       *help;
-    size_t            offset;  /* of the llm_hist_t */
-    const uint64_t *(*bounds)(int *n);
-} ngx_http_llm_histogram_t;
 
 
 typedef struct {
@@ -40,103 +24,12 @@ typedef struct {
 
 static ngx_int_t ngx_http_llm_metrics_labels(ngx_http_request_t *r,
     ngx_http_llm_page_t *page);
-static void ngx_http_llm_metrics_family(ngx_http_llm_page_t *page,
-    const char *name, const char *type, const char *help);
-static void ngx_http_llm_metrics_sample(ngx_http_llm_page_t *page,
-    ngx_uint_t i, const char *name, const char *more, uint64_t value);
+static void ngx_http_llm_metrics_engines(ngx_http_llm_page_t *page);
 static void ngx_http_llm_metrics_values(ngx_http_llm_page_t *page);
-static void ngx_http_llm_metrics_usage(ngx_http_llm_page_t *page);
-static void ngx_http_llm_metrics_finished(ngx_http_llm_page_t *page);
+static void ngx_http_llm_metrics_ratio(ngx_http_llm_page_t *page,
+    const char *name, const char *help, size_t part, size_t whole);
 static void ngx_http_llm_metrics_histograms(ngx_http_llm_page_t *page);
 static void ngx_http_llm_metrics_info(ngx_http_llm_page_t *page);
-
-
-#define llm_at(field)  offsetof(llm_stats_t, field)
-
-static const ngx_http_llm_value_t  ngx_http_llm_values[] = {
-
-    { "vllm:num_requests_running", "gauge",
-      "Requests in the running batch.", llm_at(running) },
-
-    { "vllm:num_requests_waiting", "gauge",
-      "Requests waiting to be scheduled.", llm_at(waiting) },
-
-    { "vllm:prompt_tokens_total", "counter",
-      "Prompt tokens processed.", llm_at(prompt_tokens) },
-
-    { "vllm:generation_tokens_total", "counter",
-      "Tokens generated.", llm_at(generation_tokens) },
-
-    { "vllm:num_preemptions_total", "counter",
-      "Sequences preempted for lack of KV cache pages.",
-      llm_at(preemptions) },
-
-    { "vllm:prefix_cache_queries_total", "counter",
-      "Prompt tokens looked up in the prefix cache.",
-      llm_at(prefix_queries) },
-
-    { "vllm:prefix_cache_hits_total", "counter",
-      "Prompt tokens found in the prefix cache.", llm_at(prefix_hits) },
-
-    { "llm_preempted_queries_total", "counter",
-      "Tokens of preempted sequences looked up in the prefix cache.",
-      llm_at(again_queries) },
-
-    { "llm_preempted_hits_total", "counter",
-      "Tokens of preempted sequences found in the prefix cache.",
-      llm_at(again_hits) },
-
-    { "llm_requests_parked", "gauge",
-      "Sequences that wait for a slow client.", llm_at(parked) },
-
-    { "llm_kv_pages_total", "gauge",
-      "KV cache pages in the pool.", llm_at(pages_total) },
-
-    { "llm_kv_pages_used", "gauge",
-      "KV cache pages held by sequences.", llm_at(pages_used) },
-
-    { "llm_kv_pages_cached", "gauge",
-      "KV cache pages that can be found again, held or free.",
-      llm_at(pages_cached) },
-
-    { "llm_slots_used", "gauge",
-      "Request slots the engine holds.", llm_at(slots_used) },
-
-    { "llm_steps_total", "counter",
-      "Steps of the engine.", llm_at(steps) },
-
-    { NULL, NULL, NULL, 0 }
-};
-
-
-static const ngx_http_llm_histogram_t  ngx_http_llm_histograms[] = {
-
-    { "vllm:time_to_first_token_seconds",
-      "Time from the request to its first token.",
-      llm_at(ttft), llm_stats_bounds_ttft },
-
-    { "vllm:inter_token_latency_seconds",
-      "Time between two tokens of a sequence.",
-      llm_at(inter), llm_stats_bounds_inter },
-
-    { "vllm:e2e_request_latency_seconds",
-      "Time from the request to its end.",
-      llm_at(e2e), llm_stats_bounds_latency },
-
-    { "vllm:request_queue_time_seconds",
-      "Time from the request to its first scheduling.",
-      llm_at(queue_time), llm_stats_bounds_latency },
-
-    { NULL, NULL, 0, NULL }
-};
-
-#undef llm_at
-
-
-static const char  *ngx_http_llm_finishes[LLM_FINISH_MAX] = {
-    NULL, "finished_reason=\"stop\"", "finished_reason=\"length\"",
-    "finished_reason=\"abort\"", "finished_reason=\"error\""
-};
 
 
 ngx_int_t
@@ -167,9 +60,17 @@ ngx_http_llm_metrics_handler(ngx_http_request_t *r)
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
+    ngx_http_llm_metrics_engines(&page);
     ngx_http_llm_metrics_values(&page);
-    ngx_http_llm_metrics_usage(&page);
-    ngx_http_llm_metrics_finished(&page);
+    ngx_http_llm_metrics_ratio(&page, "vllm:kv_cache_usage_perc",
+                               "Part of the KV cache in use, 1 is all.",
+                               offsetof(llm_stats_t, pages_used),
+                               offsetof(llm_stats_t, pages_total));
+    ngx_http_llm_metrics_ratio(&page, "llm_kv_waste_ratio",
+                               "Part of the token slots of the held pages "
+                               "that holds no token.",
+                               offsetof(llm_stats_t, kv_slots_empty),
+                               offsetof(llm_stats_t, kv_slots_held));
     ngx_http_llm_metrics_histograms(&page);
     ngx_http_llm_metrics_info(&page);
 
@@ -281,16 +182,6 @@ ngx_http_llm_metrics_name(ngx_http_llm_page_t *page, ngx_uint_t i,
 }
 
 
-static void
-ngx_http_llm_metrics_sample(ngx_http_llm_page_t *page, ngx_uint_t i,
-    const char *name, const char *more, uint64_t value)
-{
-    ngx_http_llm_metrics_name(page, i, name, "", more);
-    ngx_http_llm_out_uint(&page->out, value);
-    ngx_http_llm_out_lit(&page->out, "\n");
-}
-
-
 static llm_stats_t *
 ngx_http_llm_metrics_stats(ngx_http_llm_page_t *page, ngx_uint_t i)
 {
@@ -302,14 +193,57 @@ ngx_http_llm_metrics_stats(ngx_http_llm_page_t *page, ngx_uint_t i)
 }
 
 
-static void
-ngx_http_llm_metrics_values(ngx_http_llm_page_t *page)
+static uint64_t
+ngx_http_llm_metrics_get(llm_stats_t *stats, size_t offset)
 {
-    ngx_uint_t                   i;
-    llm_stats_t                 *stats;
-    llm_header_t                *header;
-    ngx_http_llm_ring_t         *ring;
-    const ngx_http_llm_value_t  *value;
+    return llm_stats_get((_Atomic uint64_t *) ((char *) stats + offset));
+}
+
+
+/* all digits of a long sum: a double would be rounded by its text */
+
+static void
+ngx_http_llm_metrics_number(ngx_http_llm_page_t *page, uint64_t value,
+    ngx_uint_t unit)
+{
+    int   n;
+    char  text[48];
+
+    if (unit == NGX_HTTP_LLM_NANOS) {
+        value /= 1000;
+    }
+
+    if (unit == NGX_HTTP_LLM_NANOS || unit == NGX_HTTP_LLM_MICROS) {
+        n = snprintf(text, sizeof(text), "%llu.%06llu",
+                     (unsigned long long) value / 1000000,
+                     (unsigned long long) value % 1000000);
+        ngx_http_llm_out_write(&page->out, text, n);
+
+    } else {
+        ngx_http_llm_out_uint(&page->out, value);
+    }
+
+    ngx_http_llm_out_lit(&page->out, "\n");
+}
+
+
+static void
+ngx_http_llm_metrics_sample(ngx_http_llm_page_t *page, ngx_uint_t i,
+    const char *name, const char *more, uint64_t value)
+{
+    ngx_http_llm_metrics_name(page, i, name, "", more);
+    ngx_http_llm_metrics_number(page, value, NGX_HTTP_LLM_PLAIN);
+}
+
+
+/* what is known of engines that never ran, too */
+
+static void
+ngx_http_llm_metrics_engines(ngx_http_llm_page_t *page)
+{
+    ngx_uint_t            i;
+    llm_header_t         *header;
+    ngx_http_llm_ring_t  *ring;
 
     ngx_http_llm_metrics_family(page, "llm_engine_up", "gauge",
                                 "1 when the engine serves requests.");
@@ -335,19 +269,37 @@ ngx_http_llm_metrics_values(ngx_http_llm_page_t *page)
                                         atomic_load(&header->epoch));
         }
     }
+}
 
-    for (value = ngx_http_llm_values; value->name; value++) {
 
-        ngx_http_llm_metrics_family(page, value->name, value->type,
-                                    value->help);
+static void
+ngx_http_llm_metrics_values(ngx_http_llm_page_t *page)
+{
+    ngx_uint_t                   i;
+    llm_stats_t                 *stats;
+    const ngx_http_llm_value_t  *first, *value, *end;
+
+    for (first = ngx_http_llm_values; first->name; first = end) {
+
+        ngx_http_llm_metrics_family(page, first->name, first->type,
+                                    first->help);
+
+        for (end = first;
+             end->name && ngx_strcmp(end->name, first->name) == 0;
+             end++)
+        {
+            /* the rows of the family */
+        }
 
         for (i = 0; i < page->n; i++) {
             stats = ngx_http_llm_metrics_stats(page, i);
 
-            if (stats) {
-                ngx_http_llm_metrics_sample(page, i, value->name, NULL,
-                    llm_stats_get((_Atomic uint64_t *)
-                                  ((char *) stats + value->offset)));
+            for (value = first; stats && value < end; value++) {
+                ngx_http_llm_metrics_name(page, i, value->name, "",
+                                          value->label);
+                ngx_http_llm_metrics_number(page,
+                    ngx_http_llm_metrics_get(stats, value->offset),
+                    value->unit);
             }
         }
     }
@@ -355,14 +307,14 @@ ngx_http_llm_metrics_values(ngx_http_llm_page_t *page)
 
 
 static void
-ngx_http_llm_metrics_usage(ngx_http_llm_page_t *page)
+ngx_http_llm_metrics_ratio(ngx_http_llm_page_t *page, const char *name,
+    const char *help, size_t part, size_t whole)
 {
-    double        used, total;
+    double        all;
     ngx_uint_t    i;
     llm_stats_t  *stats;
 
-    ngx_http_llm_metrics_family(page, "vllm:kv_cache_usage_perc", "gauge",
-                                "Part of the KV cache in use, 1 is all.");
+    ngx_http_llm_metrics_family(page, name, "gauge", help);
 
     for (i = 0; i < page->n; i++) {
         stats = ngx_http_llm_metrics_stats(page, i);
@@ -371,35 +323,33 @@ ngx_http_llm_metrics_usage(ngx_http_llm_page_t *page)
             continue;
         }
 
-        used = (double) llm_stats_get(&stats->pages_used);
-        total = (double) llm_stats_get(&stats->pages_total);
+        all = (double) ngx_http_llm_metrics_get(stats, whole);
 
-        ngx_http_llm_metrics_name(page, i, "vllm:kv_cache_usage_perc", "",
-                                  NULL);
-        ngx_http_llm_out_double(&page->out, total > 0 ? used / total : 0);
+        ngx_http_llm_metrics_name(page, i, name, "", NULL);
+        ngx_http_llm_out_double(&page->out, all > 0
+            ? (double) ngx_http_llm_metrics_get(stats, part) / all : 0);
         ngx_http_llm_out_lit(&page->out, "\n");
     }
 }
 
 
-static void
-ngx_http_llm_metrics_finished(ngx_http_llm_page_t *page)
+/* the longest context, beyond which there are no tokens to count */
+
+static uint64_t
+ngx_http_llm_metrics_limit(ngx_http_llm_page_t *page, ngx_uint_t i)
 {
-    ngx_uint_t    i, k;
-    llm_stats_t  *stats;
+    llm_card_t            card;
+    ngx_http_llm_ring_t  *ring;
 
-    ngx_http_llm_metrics_family(page, "vllm:request_success_total", "counter",
-                                "Requests by how they finished.");
+    ring = page->engines[i]->ring;
 
-    for (i = 0; i < page->n; i++) {
-        stats = ngx_http_llm_metrics_stats(page, i);
-
-        for (k = LLM_FINISH_STOP; stats && k < LLM_FINISH_MAX; k++) {
-            ngx_http_llm_metrics_sample(page, i, "vllm:request_success_total",
-                                        ngx_http_llm_finishes[k],
-                                        llm_stats_get(&stats->finished[k]));
-        }
+    if (ngx_http_llm_ring_state(ring) != LLM_ENGINE_READY) {
+        return UINT64_MAX;
     }
+
+    ngx_http_llm_ring_card(ring, &card);
+
+    return card.max_model_len;
 }
 
 
@@ -409,18 +359,27 @@ ngx_http_llm_metrics_histogram(ngx_http_llm_page_t *page, ngx_uint_t i,
 {
     int              k, n;
     char             more[48];
-    uint64_t         count;
+    double           scale;
+    uint64_t         count, limit;
     const uint64_t  *bounds;
 
     bounds = family->bounds(&n);
     count = 0;
 
+    scale = (family->unit == NGX_HTTP_LLM_MICROS) ? 1e6 : 1;
+    limit = (family->unit == NGX_HTTP_LLM_TOKENS)
+            ? ngx_http_llm_metrics_limit(page, i) : UINT64_MAX;
+
     for (k = 0; k <= n; k++) {
         count += llm_stats_get(&hist->bucket[k]);
 
+        if (k < n && bounds[k] > limit) {
+            continue;
+        }
+
         if (k < n) {
             (void) snprintf(more, sizeof(more), "le=\"%g\"",
-                            (double) bounds[k] / 1e6);
+                            (double) bounds[k] / scale);
 
         } else {
             ngx_memcpy(more, "le=\"+Inf\"", sizeof("le=\"+Inf\""));
@@ -432,9 +391,8 @@ ngx_http_llm_metrics_histogram(ngx_http_llm_page_t *page, ngx_uint_t i,
     }
 
     ngx_http_llm_metrics_name(page, i, family->name, "_sum", NULL);
-    ngx_http_llm_out_double(&page->out,
-                            (double) llm_stats_get(&hist->sum) / 1e6);
-    ngx_http_llm_out_lit(&page->out, "\n");
+    ngx_http_llm_metrics_number(page, llm_stats_get(&hist->sum),
+                                family->unit);
 
     /* the sum of the buckets, so that it agrees with +Inf */
 
@@ -471,9 +429,11 @@ ngx_http_llm_metrics_histograms(ngx_http_llm_page_t *page)
 static void
 ngx_http_llm_metrics_info(ngx_http_llm_page_t *page)
 {
-    char          more[128];
-    ngx_uint_t    i;
-    llm_stats_t  *stats;
+    char                    more[256];
+    ngx_str_t               share;
+    ngx_uint_t              i;
+    llm_stats_t            *stats;
+    ngx_http_llm_engine_t  *engine;
 
     ngx_http_llm_metrics_family(page, "vllm:cache_config_info", "gauge",
                                 "Configuration of the KV cache.");
@@ -485,13 +445,55 @@ ngx_http_llm_metrics_info(ngx_http_llm_page_t *page)
             continue;
         }
 
+        engine = page->engines[i];
+        share = engine->gpu_memory_utilization;
+
+        if (share.len == 0) {
+            ngx_str_set(&share, "0.9");
+        }
+
         (void) snprintf(more, sizeof(more),
-                        "block_size=\"%lu\",num_gpu_blocks=\"%llu\"",
-                        (unsigned long) page->engines[i]->block_size,
+                        "block_size=\"%lu\",cache_dtype=\"%.*s\","
+                        "enable_prefix_caching=\"%s\","
+                        "gpu_memory_utilization=\"%.*s\","
+                        "num_gpu_blocks=\"%llu\"",
+                        (unsigned long) engine->block_size,
+                        (int) engine->kv_cache_dtype.len,
+                        engine->kv_cache_dtype.data,
+                        (engine->prefix_caching.len == 3) ? "False" : "True",
+                        (int) share.len, share.data,
                         (unsigned long long)
                         llm_stats_get(&stats->pages_total));
 
         ngx_http_llm_metrics_sample(page, i, "vllm:cache_config_info", more,
                                     1);
+    }
+}
+
+
+void
+ngx_http_llm_metrics_request(ngx_http_llm_ctx_t *ctx)
+{
+    int              n_bounds;
+    uint32_t         k, longest;
+    ngx_uint_t       i;
+    llm_stats_t     *stats;
+    const uint64_t  *bounds;
+
+    stats = ctx->ring->shm->stats;
+
+    for (i = 0; i < ctx->n_choices; i += ctx->query.n) {
+
+        longest = 0;
+
+        for (k = 0; k < ctx->query.n; k++) {
+            longest = ngx_max(longest, ctx->choices[i + k].tokens);
+        }
+
+        bounds = llm_stats_bounds_tokens(&n_bounds);
+        llm_stats_observe(&stats->max_output, bounds, n_bounds, longest);
+
+        bounds = llm_stats_bounds_choices(&n_bounds);
+        llm_stats_observe(&stats->params_n, bounds, n_bounds, ctx->query.n);
     }
 }

@@ -45,18 +45,21 @@ typedef struct {
 /* 64-bit numbers only: llm_stats_reset() goes by that. */
 typedef struct {
     /* gauges */
-    _Atomic uint64_t running;     /* sequences in the batch */
-    _Atomic uint64_t waiting;     /* sequences queued */
-    _Atomic uint64_t deferred;    /* of these: for another's pages, or parked */
-    _Atomic uint64_t parked;      /* sequences waiting for a slow client */
-    _Atomic uint64_t slots_used;  /* request slots the engine still holds */
-    _Atomic uint64_t pages_total; /* KV pages in the pool */
-    _Atomic uint64_t pages_free;  /* KV pages without a reference */
-    _Atomic uint64_t pages_used;  /* KV pages with a reference */
-    _Atomic uint64_t pages_shared;  /* KV pages with more than one */
-    _Atomic uint64_t pages_cached;  /* KV pages to be found, held or not */
-    _Atomic uint64_t kv_slots_held; /* token slots of the pages used */
-    _Atomic uint64_t kv_slots_used; /* of these, with a token */
+    _Atomic uint64_t running;          /* sequences in the batch */
+    _Atomic uint64_t waiting;          /* sequences queued */
+    _Atomic uint64_t waiting_capacity; /* of these, for a place and pages */
+    _Atomic uint64_t waiting_deferred; /* for what another one computes, or
+                                          for a slow client */
+    _Atomic uint64_t parked;           /* sequences waiting for a slow client */
+    _Atomic uint64_t slots_used;     /* request slots the engine still holds */
+    _Atomic uint64_t pages_total;    /* KV pages in the pool */
+    _Atomic uint64_t pages_free;     /* KV pages without a reference */
+    _Atomic uint64_t pages_used;     /* KV pages with a reference */
+    _Atomic uint64_t pages_shared;   /* KV pages with more than one */
+    _Atomic uint64_t pages_cached;   /* KV pages to be found, held or not */
+    _Atomic uint64_t kv_slots_held;  /* token slots of the pages used */
+    _Atomic uint64_t kv_slots_used;  /* of these, with a token */
+    _Atomic uint64_t kv_slots_empty; /* and without */
 
     /* counters */
     _Atomic uint64_t steps;

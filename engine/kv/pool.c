@@ -24,6 +24,8 @@ typedef struct {
 struct kv_pool_s {
     int n_pages;
     int n_free;
+    int n_shared; /* pages with more than one reference */
+    uint64_t evictions;
     /* n_pages, then the sentinel of the free list; not a flexible array,
      * because GCC 12.2 at -O2 mixes up accesses to one made directly and
      * through a local pointer */
@@ -78,6 +80,8 @@ kv_pool_create(int n_pages)
 
     pool->n_pages = n_pages;
     pool->n_free = 0;
+    pool->n_shared = 0;
+    pool->evictions = 0;
     pool->forget = NULL;
 
     const int32_t sentinel = n_pages;
@@ -118,6 +122,27 @@ kv_pool_free_pages(const kv_pool_t *pool)
 }
 
 
+int
+kv_pool_shared_pages(const kv_pool_t *pool)
+{
+    return pool->n_shared;
+}
+
+
+uint64_t
+kv_pool_evictions(const kv_pool_t *pool)
+{
+    return pool->evictions;
+}
+
+
+size_t
+kv_pool_bytes(int n_pages)
+{
+    return sizeof(kv_pool_t) + ((size_t) n_pages + 1) * sizeof(page_t);
+}
+
+
 int32_t
 kv_pool_take(kv_pool_t *pool)
 {
@@ -132,6 +157,7 @@ kv_pool_take(kv_pool_t *pool)
 
     if (pool->pages[page].kept) {
         pool->pages[page].kept = false;
+        pool->evictions++;
 
         if (pool->forget != NULL) {
             pool->forget(pool->data, page);
@@ -152,7 +178,7 @@ kv_pool_ref(kv_pool_t *pool, int32_t page)
         free_list_remove(pool, page);
     }
 
-    pool->pages[page].refs++;
+    pool->n_shared += ++pool->pages[page].refs == 2;
 }
 
 
@@ -161,6 +187,8 @@ kv_pool_unref(kv_pool_t *pool, int32_t page)
 {
     llm_assert(page >= 0 && page < pool->n_pages);
     llm_assert(pool->pages[page].refs > 0);
+
+    pool->n_shared -= pool->pages[page].refs == 2;
 
     if (--pool->pages[page].refs == 0) {
         /* behind the sentinel is the front, before it the back */
@@ -215,10 +243,12 @@ kv_pool_check(const kv_pool_t *pool)
     const page_t *p = pool->pages;
     int listed = 0;
     int unheld = 0;
+    int shared = 0;
 
     for (int32_t i = 0; i < pool->n_pages; i++) {
         llm_assert(p[i].refs >= 0);
         unheld += p[i].refs == 0;
+        shared += p[i].refs > 1;
     }
 
     for (int32_t i = p[pool->n_pages].next; i != pool->n_pages; i = p[i].next) {
@@ -231,8 +261,10 @@ kv_pool_check(const kv_pool_t *pool)
     }
 
     llm_assert(listed == unheld && listed == pool->n_free);
+    llm_assert(shared == pool->n_shared);
 
     /* with assertions compiled out nothing reads them */
     (void) listed;
     (void) unheld;
+    (void) shared;
 }

@@ -12,6 +12,7 @@
 #define ENGINE_KV_POOL_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 typedef struct kv_pool_s kv_pool_t;
@@ -26,6 +27,15 @@ void kv_pool_destroy(kv_pool_t *pool);
 
 int kv_pool_pages(const kv_pool_t *pool);
 int kv_pool_free_pages(const kv_pool_t *pool);
+
+/* Pages with more than one reference. */
+int kv_pool_shared_pages(const kv_pool_t *pool);
+
+/* Kept pages given away since the start. */
+uint64_t kv_pool_evictions(const kv_pool_t *pool);
+
+/* Memory that the records of so many pages take. */
+size_t kv_pool_bytes(int n_pages);
 
 /* A page with one reference, or -1 when none is free. */
 int32_t kv_pool_take(kv_pool_t *pool);

@@ -575,6 +575,27 @@ sched_waiting(const sched_t *sched)
 }
 
 
+int
+sched_unused_slots(const sched_t *sched)
+{
+    const list_t *head = &sched->running;
+    double unused = 0;
+
+    for (const list_t *l = head->next; l != head; l = l->next) {
+        const seq_t *seq = seq_of(l);
+        const kv_table_t *table = &seq->table;
+
+        /* only a last page can be shared before it is full */
+        if (table->n > 0) {
+            unused += (double) (table->n * KV_PAGE - seq->computed)
+                      / kv_pool_refs(sched->pool, table->pages[table->n - 1]);
+        }
+    }
+
+    return (int) (unused + 0.5);
+}
+
+
 uint64_t
 sched_preemptions(const sched_t *sched)
 {

@@ -80,6 +80,10 @@ const plan_t *sched_step(sched_t *sched);
 int sched_running(const sched_t *sched);
 int sched_waiting(const sched_t *sched);
 
+/* Token slots without a token in the pages that sequences hold; one in a page
+ * that k of them share counts as 1/k for each.  O(running). */
+int sched_unused_slots(const sched_t *sched);
+
 /* Preemptions since the start. */
 uint64_t sched_preemptions(const sched_t *sched);
 
