@@ -65,7 +65,9 @@ test_share_and_evict(void **state)
     assert_int_equal(kv_prefix_pages(prefix), 2);
     assert_int_equal(kv_pool_take(pool), 2);
     assert_int_equal(kv_pool_take(pool), 3);
+    assert_int_equal(kv_pool_evictions(pool), 0);
     assert_int_equal(kv_pool_take(pool), 1);
+    assert_int_equal(kv_pool_evictions(pool), 1);
     assert_int_equal(kv_prefix_pages(prefix), 1);
     assert_int_equal(kv_prefix_attach(prefix, &b, &root, tokens, 4), 1);
     assert_int_equal(b.pages[0], 0);

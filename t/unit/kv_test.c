@@ -57,7 +57,13 @@ test_pool_order(void **state)
 
     /* a shared page stays until its last holder lets go */
     kv_pool_ref(pool, 1);
+    assert_int_equal(kv_pool_shared_pages(pool), 1);
+    kv_pool_ref(pool, 1);
+    assert_int_equal(kv_pool_shared_pages(pool), 1);
     kv_pool_unref(pool, 1);
+    assert_int_equal(kv_pool_shared_pages(pool), 1);
+    kv_pool_unref(pool, 1);
+    assert_int_equal(kv_pool_shared_pages(pool), 0);
     assert_int_equal(kv_pool_free_pages(pool), 0);
     kv_pool_unref(pool, 1);
     assert_int_equal(kv_pool_free_pages(pool), 1);
