@@ -5,6 +5,17 @@
 #include <stdlib.h>
 
 
+size_t
+batch_bytes(int max_tokens, int max_seqs)
+{
+    const size_t row = 3 * sizeof(int32_t) + sizeof(batch_out_t);
+    const size_t seq = sizeof(int32_t) + sizeof(int32_t *);
+
+    return (size_t) max_tokens * row + (size_t) max_seqs * seq
+           + sizeof(int32_t);
+}
+
+
 int
 batch_init(batch_t *batch, int max_tokens, int max_seqs)
 {

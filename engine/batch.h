@@ -27,6 +27,9 @@ typedef struct {
 } batch_t;
 
 
+/* Memory that it takes. */
+size_t batch_bytes(int max_tokens, int max_seqs);
+
 /* Room for steps of max_tokens tokens and max_seqs sequences. */
 int batch_init(batch_t *batch, int max_tokens, int max_seqs);
 void batch_fini(batch_t *batch);

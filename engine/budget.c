@@ -13,7 +13,6 @@
 #include "engine/base/log.h"
 #include "engine/kv/store.h"
 #include "engine/kv/table.h"
-#include "engine/sizing.h"
 
 
 size_t
@@ -32,6 +31,25 @@ budget_weight_bytes(const gguf_t *gguf)
     }
 
     return bytes;
+}
+
+
+size_t
+budget_record_bytes(bool prefix_caching)
+{
+    const size_t count = sizeof(int32_t); /* the scheduler's */
+
+    return kv_pool_record_bytes() + count
+           + (prefix_caching ? kv_prefix_record_bytes() : 0);
+}
+
+
+size_t
+budget_step_bytes(const sizing_step_t *step, int max_seqs, int n_vocab)
+{
+    return batch_bytes(step->max_rows, max_seqs)
+           + (size_t) max_seqs * sizeof(plan_row_t) + samp_bytes(n_vocab)
+           + (size_t) step->max_out * sizeof(samp_result_t);
 }
 
 
@@ -77,14 +95,18 @@ budget_check(engine_t *engine, const gguf_t *gguf, const model_config_t *config,
 }
 
 
-/* What the process holds once the model is loaded: what it held before, and
- * what has been mapped since.  Activations are mapped but not yet touched, so
+/* What the process holds once the engine is open: what it held before, what
+ * has been mapped since, and what a step takes.  Activations are mapped but not yet touched, so
  * resident memory does not show them; the model's own account does not show
  * the backend's scratch.  The larger of the two views counts. */
 static void
 take_stock(const engine_t *engine, kv_ask_t *ask)
 {
     const kv_memory_t *before = &engine->memory;
+    const sizing_step_t step = {
+        .max_rows = engine->conf.max_num_batched_tokens,
+        .max_out = engine->max_out,
+    };
     const size_t account = model_weight_bytes(engine->model)
                            + model_activation_bytes(engine->model);
     kv_memory_t now;
@@ -95,7 +117,9 @@ take_stock(const engine_t *engine, kv_ask_t *ask)
         now.mapped > before->mapped ? now.mapped - before->mapped : 0;
 
     ask->total = now.total;
-    ask->held = before->own + (mapped > account ? mapped : account);
+    ask->held = before->own + (mapped > account ? mapped : account)
+                + budget_step_bytes(&step, engine->conf.max_num_seqs,
+                                    model_config(engine->model)->n_vocab);
 
     /* promised, but not yet taken from what the kernel calls free */
     const size_t promised = ask->held > now.own ? ask->held - now.own : 0;
@@ -129,6 +153,7 @@ budget_pages(engine_t *engine, llm_err_t *err)
     kv_size_t size;
     kv_ask_t ask = {
         .page_bytes = model_page_bytes(engine->model, conf->kv_cache_dtype),
+        .record_bytes = budget_record_bytes(conf->prefix_caching),
         .kv_cache_memory = conf->kv_cache_memory,
         .utilization = conf->gpu_memory_utilization,
         .max_seqs = conf->max_num_seqs,

@@ -138,18 +138,21 @@ parse_dtype(const char *name, const char *value, int *out)
 }
 
 
+/* Those that an engine's cache can have. */
 static int
 parse_kv_dtype(const char *name, const char *value, int *out)
 {
-    const int rc = parse_dtype(name, value, out);
+    if (strcmp(value, "f16") == 0) {
+        *out = OP_F16;
 
-    if (rc == LLM_OK && *out != OP_F16 && *out != OP_BF16 && *out != OP_F32
-        && *out != OP_Q8_0)
-    {
-        return complain(name, value, "f16, bf16, f32 or q8_0");
+    } else if (strcmp(value, "q8_0") == 0) {
+        *out = OP_Q8_0;
+
+    } else {
+        return complain(name, value, "f16 or q8_0");
     }
 
-    return rc;
+    return LLM_OK;
 }
 
 
@@ -194,7 +197,7 @@ parse_option(plan_args_t *args, const char *name, const char *value)
         return parse_dtype(name, value, &args->dtype);
     }
 
-    if (strcmp(name, "kv-dtype") == 0) {
+    if (strcmp(name, "kv-cache-dtype") == 0) {
         return parse_kv_dtype(name, value, &args->kv_dtype);
     }
 
@@ -369,7 +372,9 @@ print_plan(const plan_args_t *args, const plan_model_t *model)
     const kv_ask_t ask = {
         .page_bytes = KV_PAGE * kv_token,
         .total = args->memory,
-        .held = model->weights + activations,
+        .record_bytes = budget_record_bytes(true),
+        .held = model->weights + activations
+                + budget_step_bytes(&step, args->seqs, shape->n_vocab),
         .free = SIZE_MAX,
         .utilization = args->utilization,
         .max_seqs = args->seqs,

@@ -31,7 +31,7 @@ static const char usage[] =
     "bench: --prompt-tokens N, --gen N, --batch N, --depth N, --repeat N\n"
     "perplexity: --chunk N\n"
     "plan: --dtype T, --memory SIZE, --utilization U, --context N,\n"
-    "  --mean-tokens N, --kv-dtype f16|q8_0, --bandwidth GB/s,\n"
+    "  --mean-tokens N, --kv-cache-dtype f16|q8_0, --bandwidth GB/s,\n"
     "  --max-num-batched-tokens N, --max-num-seqs N\n";
 
 

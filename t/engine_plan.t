@@ -48,7 +48,7 @@ like $out, qr/^ +21 requests +1216\.9 tok\/s, 17\.3 ms a step$/m, 'together';
 
 # half the bytes in KV, less than half in weights
 ($status, $out) = plan_of(qw(--like llama-13b --memory 40GB --dtype q4_0
-    --kv-dtype q8_0 --context 4096 --mean-tokens 1000));
+    --kv-cache-dtype q8_0 --context 4096 --mean-tokens 1000));
 is $status, 0, 'quantised';
 like $out, qr/weights Q4_0.*^weights +7\.32 GB.*425\.0 KiB per token/ms,
     'bytes of the types';
@@ -83,7 +83,9 @@ is $status, 0, 'without --context: what fits';
 like $out, qr/requests of up to \d{5} tokens/, 'less than 131072';
 
 for my $bad (['--memory', 'much'], ['--memory', '0'], ['--memory', '-1G'],
-    ['--dtype', 'q9'], ['--kv-dtype', 'q4_0'], ['--utilization', '2'],
+    ['--dtype', 'q9'], ['--kv-cache-dtype', 'q4_0'],
+    ['--kv-cache-dtype', 'f32'], ['--kv-cache-dtype', 'bf16'],
+    ['--kv-cache-dtype', ''], ['--kv-dtype', 'f16'], ['--utilization', '2'],
     ['--utilization', 'nan'], ['--context', '0'], ['--context', '12x'],
     ['--bandwidth', '-3'], ['--mean-tokens', '9999999'], ['--colour', 'red'],
     ['--context'], ['--model', '/nonexistent.gguf'], ['plain']) {
@@ -91,6 +93,10 @@ for my $bad (['--memory', 'much'], ['--memory', '0'], ['--memory', '-1G'],
     is $status, 1, "refused: @$bad";
     like $err, qr/^llm-engine: ./, 'with a word about it';
 }
+
+($status, $out, $err) = plan_of(qw(--like llama-7b --kv-cache-dtype f32));
+is $err, "llm-engine: --kv-cache-dtype f32: use f16 or q8_0\n",
+    'KV types are those of an engine';
 
 ($status, $out, $err) = plan_of();
 is $status, 1, 'of nothing';

@@ -193,6 +193,27 @@ if ($ENV{LLM_TEST_MODEL}) {
     is $t->chat('Hi', max_tokens => 2)->{status}, 200, 'which serves';
     $t->stop_ok;
 
+    # a prompt is prefilled in one step, so the smaller of step and cache counts
+    for my $case ([1024, 1024], [2048, 1456]) {
+        my ($step, $len) = @$case;
+
+        $t = LLM::Test->new(engine => "kv_cache_memory 32m; max_model_len auto;
+            chunked_prefill off; max_num_batched_tokens $step;")->start;
+        like $t->log, qr/auto: $step tokens instead of 8192, because chunked/,
+            "not chunked, steps of $step: said";
+        is $t->get('/v1/models')->json->{data}[0]{max_model_len}, $len,
+            "a context of $len";
+        my $most = $t->post('/v1/completions', { max_tokens => 5, prompt =>
+            [(100) x ($len - 1)], ignore_eos => \1 })->json;
+        is $most->{usage}{total_tokens}, $len, 'is served whole';
+        $r = $t->post('/v1/completions', { max_tokens => 5, prompt =>
+            [(100) x $len] });
+        is $r->{status}, 400, 'one token more is refused';
+        like $r->json->{error}{message}, qr/maximum context length is $len /,
+            'with the length';
+        $t->stop_ok;
+    }
+
     if (!$sanitized) {
         # an explicit share is used whole
         $t = LLM::Test->new(

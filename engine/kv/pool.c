@@ -137,9 +137,9 @@ kv_pool_evictions(const kv_pool_t *pool)
 
 
 size_t
-kv_pool_bytes(int n_pages)
+kv_pool_record_bytes(void)
 {
-    return sizeof(kv_pool_t) + ((size_t) n_pages + 1) * sizeof(page_t);
+    return sizeof(page_t);
 }
 
 

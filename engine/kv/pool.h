@@ -34,8 +34,8 @@ int kv_pool_shared_pages(const kv_pool_t *pool);
 /* Kept pages given away since the start. */
 uint64_t kv_pool_evictions(const kv_pool_t *pool);
 
-/* Memory that the records of so many pages take. */
-size_t kv_pool_bytes(int n_pages);
+/* Memory of the record of a page. */
+size_t kv_pool_record_bytes(void);
 
 /* A page with one reference, or -1 when none is free. */
 int32_t kv_pool_take(kv_pool_t *pool);

@@ -83,27 +83,10 @@ forget(void *data, int32_t page)
 }
 
 
-/* A power of two. */
-static size_t
-buckets_for(size_t n_pages)
-{
-    size_t buckets = 1;
-
-    while (buckets < n_pages) {
-        buckets *= 2;
-    }
-
-    return buckets;
-}
-
-
 size_t
-kv_prefix_bytes(int n_pages)
+kv_prefix_record_bytes(void)
 {
-    const size_t n = (size_t) n_pages;
-
-    return sizeof(kv_prefix_t) + buckets_for(n) * sizeof(int32_t)
-           + n * sizeof(entry_t);
+    return sizeof(entry_t) + 2 * sizeof(int32_t);
 }
 
 
@@ -111,11 +94,15 @@ kv_prefix_t *
 kv_prefix_create(kv_pool_t *pool)
 {
     const size_t n = (size_t) kv_pool_pages(pool);
-    const size_t buckets = buckets_for(n);
     kv_prefix_t *prefix = calloc(1, sizeof(kv_prefix_t));
+    size_t buckets = 1;
 
     if (prefix == NULL) {
         return NULL;
+    }
+
+    while (buckets < n) {
+        buckets *= 2;
     }
 
     prefix->pool = pool;

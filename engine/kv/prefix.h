@@ -27,8 +27,8 @@ typedef struct kv_prefix_s kv_prefix_t;
 kv_prefix_t *kv_prefix_create(kv_pool_t *pool);
 void kv_prefix_destroy(kv_prefix_t *prefix);
 
-/* Memory that a cache over so many pages takes. */
-size_t kv_prefix_bytes(int n_pages);
+/* Memory that it takes for each page of the pool, at most. */
+size_t kv_prefix_record_bytes(void);
 
 /* The root of a chain. */
 kv_hash_t kv_prefix_root(const kv_prefix_t *prefix, const void *salt,

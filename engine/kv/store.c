@@ -112,6 +112,24 @@ nothing_left(const kv_ask_t *ask, double utilization, llm_err_t *err)
 }
 
 
+/* What a page costs within a limit: kv_cache_memory is of the pages alone. */
+static size_t
+page_cost(const kv_ask_t *ask)
+{
+    return ask->page_bytes + (ask->kv_cache_memory > 0 ? 0 : ask->record_bytes);
+}
+
+
+/* What is taken in all when the limit is used whole. */
+static size_t
+taken_by(const kv_ask_t *ask, size_t limit)
+{
+    return ask->kv_cache_memory > 0
+               ? limit + limit / ask->page_bytes * ask->record_bytes
+               : limit;
+}
+
+
 /* The limits that a person has set. */
 static int
 explicit_limit(const kv_ask_t *ask, limit_t *limit, llm_err_t *err)
@@ -134,12 +152,14 @@ explicit_limit(const kv_ask_t *ask, limit_t *limit, llm_err_t *err)
         }
     }
 
-    if (limit->bytes > ask->free) {
+    const size_t taken = taken_by(ask, limit->bytes);
+
+    if (taken > ask->free) {
         return llm_err_set(err, LLM_LIMIT, NULL,
                            "%s allows a KV cache of %s, but only %s of memory "
                            "are free: lower %s, or end what else uses the "
                            "memory",
-                           limit->what, kv_amount(limit->bytes).text,
+                           limit->what, kv_amount(taken).text,
                            kv_amount(ask->free).text,
                            ask->kv_cache_memory > 0 ? "kv_cache_memory"
                                                     : "gpu_memory_utilization");
@@ -198,7 +218,7 @@ kv_store_size(const kv_ask_t *ask, kv_size_t *size, llm_err_t *err)
         return rc;
     }
 
-    size_t pages = limit.bytes / ask->page_bytes;
+    size_t pages = limit.bytes / page_cost(ask);
 
     if (modest && pages > all) {
         pages = all;

@@ -18,6 +18,7 @@
 /* What the number of pages follows from.  Bytes. */
 typedef struct {
     size_t page_bytes;
+    size_t record_bytes;    /* what is kept about a page, outside of it */
     size_t total;           /* memory of the device (kv_memory_t) */
     size_t held;            /* taken by weights, activations and the rest */
     size_t free;            /* what can still be had */
@@ -50,7 +51,7 @@ int kv_store_check(size_t total, size_t free, double utilization,
                    llm_err_t *err);
 
 /* How many pages to reserve, in this order:
- * kv_cache_memory, when given, is used whole;
+ * kv_cache_memory, when given, is used whole for pages, their records beside;
  * utilization, when given: requested − held, used whole;
  * else a modest share: what max_seqs sequences of max_len tokens need, but at
  * most a quarter of the memory, nor more than the default utilization leaves,

@@ -17,6 +17,17 @@
 enum { FEW = 48 };
 
 
+size_t
+cand_bytes(int n_vocab)
+{
+    const size_t n = (size_t) n_vocab;
+    const size_t n_blocks = (n + MATH_BLOCK - 1) / MATH_BLOCK;
+
+    return n_blocks * sizeof(float)
+           + n * (2 * sizeof(float) + sizeof(int32_t) + 2 * sizeof(cand_t));
+}
+
+
 bool
 cand_init(cand_set_t *set, int n_vocab)
 {

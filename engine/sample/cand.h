@@ -11,6 +11,7 @@
 #define ENGINE_SAMPLE_CAND_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 enum { CAND_BUCKETS = 256 };
@@ -59,6 +60,9 @@ typedef struct {
     bool above;
 } cand_goal_t;
 
+
+/* Memory that a set takes. */
+size_t cand_bytes(int n_vocab);
 
 /* False: no memory. */
 bool cand_init(cand_set_t *set, int n_vocab);

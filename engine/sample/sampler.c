@@ -31,6 +31,14 @@ struct samp_s {
 };
 
 
+size_t
+samp_bytes(int n_vocab)
+{
+    return sizeof(samp_t) + (size_t) n_vocab * sizeof(float)
+           + cand_bytes(n_vocab);
+}
+
+
 samp_t *
 samp_create(int n_vocab)
 {

@@ -20,6 +20,7 @@
 #define ENGINE_SAMPLE_SAMPLER_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "engine/base/arena.h"
@@ -66,6 +67,9 @@ typedef struct samp_state_s samp_state_t;
 /* Scratch for one thread: n_vocab candidates. */
 typedef struct samp_s samp_t;
 
+
+/* Memory that the scratch takes. */
+size_t samp_bytes(int n_vocab);
 
 /* NULL: no memory. */
 samp_t *samp_create(int n_vocab);

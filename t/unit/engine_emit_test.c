@@ -328,8 +328,21 @@ test_statistics(void **state)
     engine_step(engine);
     assert_int_equal(llm_stats_get(&s->running), 1);
     assert_true(llm_stats_get(&s->pages_used) > 0);
+    assert_int_equal(llm_stats_get(&s->kv_slots_held),
+                     16 * llm_stats_get(&s->pages_used));
+    /* "q" takes one slot: what was drawn is not computed yet */
+    assert_int_equal(llm_stats_get(&s->kv_slots_used),
+                     (uint64_t) req->seq.computed);
+    assert_int_equal(llm_stats_get(&s->kv_slots_empty),
+                     llm_stats_get(&s->kv_slots_held)
+                         - (uint64_t) req->seq.computed);
+    assert_int_equal(llm_stats_get(&s->pages_free)
+                         + llm_stats_get(&s->pages_used),
+                     (uint64_t) kv_pool_pages(engine->pool));
     run_all(engine);
     end(req);
+    const uint64_t prompts = llm_stats_get(&s->prompt_tokens);
+    const uint64_t queued = llm_stats_get(&s->queue_time.count);
     req = ask_text(engine, &a, "q");
     emit_abort(engine, req);
     request_destroy(req);
@@ -344,6 +357,53 @@ test_statistics(void **state)
     assert_int_equal(llm_stats_get(&s->finished[LLM_FINISH_ABORT]) - aborts, 1);
     assert_int_equal(llm_stats_get(&s->running), 0);
     assert_int_equal(llm_stats_get(&s->pages_used), 0);
+    assert_int_equal(llm_stats_get(&s->kv_slots_empty), 0);
+
+    /* what never ran is in no histogram, and its prompt was not computed */
+    assert_int_equal(llm_stats_get(&s->prompt_tokens), prompts);
+    assert_int_equal(llm_stats_get(&s->queue_time.count), queued);
+}
+
+
+/* Time passes in each phase of a step; the tokenizer's requests do not
+ * count. */
+static void
+test_phases(void **state)
+{
+    const llm_stats_t *s = engine->stats;
+    uint64_t before[LLM_PHASE_MAX];
+    ask_t a = ask(LLM_REQ_TEXT, LLM_F_IGNORE_EOS);
+    ask_t t = ask(LLM_REQ_TOKENIZE, 0);
+
+    (void) state;
+
+    for (int i = 0; i < LLM_PHASE_MAX; i++) {
+        before[i] = llm_stats_get(&s->phase_ns[i]);
+    }
+
+    const uint64_t stops = llm_stats_get(&s->finished[LLM_FINISH_STOP]);
+    const uint64_t steps = llm_stats_get(&s->steps);
+    const uint64_t tokens = llm_stats_get(&s->step_tokens.sum);
+    request_t *req = ask_text(engine, &a, "q");
+
+    run_all(engine);
+    end(req);
+    assert_int_equal(llm_stats_get(&s->steps) - steps, 16);
+    assert_int_equal(llm_stats_get(&s->step_tokens.sum) - tokens,
+                     reply.done.prompt_tokens + 15);
+
+    for (int i = LLM_PHASE_SCHEDULE; i <= LLM_PHASE_EMIT; i++) {
+        assert_true(llm_stats_get(&s->phase_ns[i]) > before[i]);
+    }
+
+    /* those of the loop, which is not running */
+    assert_int_equal(llm_stats_get(&s->phase_ns[LLM_PHASE_INTAKE]), before[0]);
+
+    reply_fini(&reply);
+    req = ask_text(engine, &t, "some text");
+    assert_true(req->finished);
+    end(req);
+    assert_int_equal(llm_stats_get(&s->finished[LLM_FINISH_STOP]), stops);
 }
 
 
@@ -359,6 +419,7 @@ main(void)
         cmocka_unit_test_setup(test_echo_preempted, setup),
         cmocka_unit_test_setup(test_abort, setup),
         cmocka_unit_test_setup(test_statistics, setup),
+        cmocka_unit_test_setup(test_phases, setup),
     };
 
     log_open(NULL, LOG_ERR);

@@ -340,6 +340,14 @@ stats_values(void **state)
     assert_int_equal(llm_stats_get(&stats->running), 2);
     assert_int_equal(llm_stats_get(&stats->waiting), 0);
 
+    /* to the last number, and no further */
+    memset(stats, 0xff, sizeof(*stats));
+    llm_stats_reset(stats);
+
+    for (size_t i = 0; i < sizeof(*stats); i++) {
+        assert_int_equal(((uint8_t *) stats)[i], 0);
+    }
+
     free(stats);
 }
 
@@ -347,16 +355,19 @@ stats_values(void **state)
 static void
 stats_bounds(void **state)
 {
-    const uint64_t *(*families[])(int *) = { llm_stats_bounds_ttft,
-                                             llm_stats_bounds_inter,
-                                             llm_stats_bounds_latency };
-    static const int counts[] = { 22, 19, 21 };
-    static const uint64_t firsts[] = { 1000, 10000, 300000 };
-    static const uint64_t lasts[] = { 2560000000, 80000000, 7680000000 };
+    const uint64_t *(*families[])(
+        int *) = { llm_stats_bounds_ttft,    llm_stats_bounds_inter,
+                   llm_stats_bounds_latency, llm_stats_bounds_step,
+                   llm_stats_bounds_tokens,  llm_stats_bounds_choices,
+                   llm_stats_bounds_times };
+    static const int counts[] = { 22, 19, 21, 13, 22, 5, 7 };
+    static const uint64_t firsts[] = { 1000, 10000, 300000, 1, 1, 1, 1 };
+    static const uint64_t lasts[] = { 2560000000, 80000000, 7680000000, 16384,
+                                      10000000,   20,       20 };
 
     (void) state;
 
-    for (int f = 0; f < 3; f++) {
+    for (int f = 0; f < 7; f++) {
         int n = 0;
         const uint64_t *bounds = families[f](&n);
 

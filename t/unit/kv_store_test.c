@@ -193,6 +193,34 @@ test_size_explicit(void **state)
 }
 
 
+/* What is kept about pages comes out of what a share allows, and beside what
+ * was asked for by name. */
+static void
+test_size_records(void **state)
+{
+    kv_ask_t ask = ask_of(0.5, 0, 1, 16);
+
+    (void) state;
+
+    assert_pages(&ask, 400, 16);
+    ask.record_bytes = MIB / 4;
+    assert_pages(&ask, 320, 16);
+
+    ask = ask_of(0, 0, 1000, 16);
+    assert_pages(&ask, 250, 16);
+    ask.record_bytes = MIB;
+    assert_pages(&ask, 125, 16);
+
+    ask = ask_of(0, 720 * MIB, 1, 16);
+    ask.record_bytes = MIB / 4;
+    assert_pages(&ask, 720, 16);
+    ask.kv_cache_memory += MIB;
+    assert_refused(&ask, "kv_cache_memory allows a KV cache of 901.2 MiB, but "
+                         "only 900.0 MiB of memory are free: lower "
+                         "kv_cache_memory, or end what else uses the memory");
+}
+
+
 static void
 test_size_utilization(void **state)
 {
@@ -348,6 +376,7 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_store_create),
         cmocka_unit_test(test_size_explicit),
+        cmocka_unit_test(test_size_records),
         cmocka_unit_test(test_size_utilization),
         cmocka_unit_test(test_size_modest),
         cmocka_unit_test(test_requested),
