@@ -302,6 +302,20 @@ ok wait_for(sub {
 $_->abort for @streams;
 $t->idle_ok;
 
+# --- at 32 streams the model takes the time, not what goes around it ---
+
+my $before = page($t);
+$_->finish for map { $t->stream($uri, { prompt => "Story $_: $story",
+    max_tokens => 16, ignore_eos => \1, seed => $_ }) } 1 .. 32;
+$page = page($t);
+my %phase = map { $_ => $page->{"llm_step_seconds_total{phase=\"$_\"}"}
+    - $before->{"llm_step_seconds_total{phase=\"$_\"}"} }
+    qw(intake schedule forward sample emit flush);
+my $part = ($phase{intake} + $phase{schedule} + $phase{emit})
+    / sum0 values %phase;
+cmp_ok $part, '<', 0.05, sprintf 'intake, schedule and emit: %.2f %%',
+    100 * $part;
+
 # --- one page, several engines ---
 
 is_deeply [sort map { /^vllm:cache_config_info\{(.*?,block.*),num.*\} 1$/ }
