@@ -96,9 +96,10 @@ budget_check(engine_t *engine, const gguf_t *gguf, const model_config_t *config,
 
 
 /* What the process holds once the engine is open: what it held before, what
- * has been mapped since, and what a step takes.  Activations are mapped but not yet touched, so
- * resident memory does not show them; the model's own account does not show
- * the backend's scratch.  The larger of the two views counts. */
+ * has been mapped since, and what a step takes.  Activations are mapped but
+ * not yet touched, so resident memory does not show them; the model's own
+ * account does not show the backend's scratch.  The larger of the two views
+ * counts. */
 static void
 take_stock(const engine_t *engine, kv_ask_t *ask)
 {

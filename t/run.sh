@@ -17,7 +17,8 @@ what=${1:-check}
 
 # shellcheck disable=SC2086
 need_packages $BUILD_PACKAGES perl python3 python3-venv libcmocka-dev \
-    clang-14 libclang-rt-14-dev clang-format-14 spin nghttp2-client prometheus
+    clang-14 libclang-rt-14-dev clang-format-14 spin nghttp2-client \
+    prometheus
 
 # Python packages of the tests, in a folder of their own
 test_python() {
