@@ -289,11 +289,15 @@ engine_close(engine_t *engine)
 bool
 engine_step(engine_t *engine)
 {
+    const uint64_t now = clock_now_ns();
+    const int fresh = engine->n_fresh;
     const plan_t *plan = sched_step(engine->sched);
 
     if (plan->n_rows > 0) {
         runner_step(engine, plan);
     }
+
+    rate_step(&engine->rate, now, fresh - engine->n_fresh, engine->n_fresh);
 
     llm_stats_t *stats = engine->stats;
     const sched_hits_t *hits = sched_hits(engine->sched);

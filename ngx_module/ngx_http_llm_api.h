@@ -50,8 +50,10 @@ typedef struct {
     ngx_uint_t               n_stops;
     ngx_str_t                stop_tokens;    /* int32 ids */
     ngx_str_t                bias;           /* llm_bias_t */
-    ngx_str_t                tenant;         /* value of llm_cache_salt */
+    ngx_str_t                partition;      /* value of llm_cache_salt */
     ngx_str_t                salt;           /* cache_salt of the body */
+    ngx_str_t                tenant;         /* value of llm_tenant */
+    llm_turn_t               turn;           /* n_choices by slot */
 
     unsigned                 stream:1;
     unsigned                 include_usage:1;

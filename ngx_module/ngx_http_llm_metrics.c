@@ -47,6 +47,7 @@ static void ngx_http_llm_metrics_sample(ngx_http_llm_page_t *page,
 static void ngx_http_llm_metrics_values(ngx_http_llm_page_t *page);
 static void ngx_http_llm_metrics_usage(ngx_http_llm_page_t *page);
 static void ngx_http_llm_metrics_finished(ngx_http_llm_page_t *page);
+static void ngx_http_llm_metrics_rejected(ngx_http_llm_page_t *page);
 static void ngx_http_llm_metrics_histograms(ngx_http_llm_page_t *page);
 static void ngx_http_llm_metrics_info(ngx_http_llm_page_t *page);
 
@@ -170,6 +171,7 @@ ngx_http_llm_metrics_handler(ngx_http_request_t *r)
     ngx_http_llm_metrics_values(&page);
     ngx_http_llm_metrics_usage(&page);
     ngx_http_llm_metrics_finished(&page);
+    ngx_http_llm_metrics_rejected(&page);
     ngx_http_llm_metrics_histograms(&page);
     ngx_http_llm_metrics_info(&page);
 
@@ -398,6 +400,28 @@ ngx_http_llm_metrics_finished(ngx_http_llm_page_t *page)
             ngx_http_llm_metrics_sample(page, i, "vllm:request_success_total",
                                         ngx_http_llm_finishes[k],
                                         llm_stats_get(&stats->finished[k]));
+        }
+    }
+}
+
+
+static void
+ngx_http_llm_metrics_rejected(ngx_http_llm_page_t *page)
+{
+    ngx_uint_t    i;
+    llm_stats_t  *stats;
+
+    ngx_http_llm_metrics_family(page, "vllm:admission_rejections_total",
+                                "counter", "Requests refused at once.");
+
+    for (i = 0; i < page->n; i++) {
+        stats = ngx_http_llm_metrics_stats(page, i);
+
+        if (stats) {
+            ngx_http_llm_metrics_sample(page, i,
+                                        "vllm:admission_rejections_total",
+                                        "reason=\"queue_full\"",
+                                        llm_stats_get(&stats->rejected));
         }
     }
 }
