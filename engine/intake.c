@@ -185,6 +185,9 @@ set_sequence(engine_t *engine, request_t *req, llm_err_t *err)
     const int cap = n + req->max_tokens;
     seq_t *seq = &req->seq;
 
+    /* the pool holds one sequence of max_model_len, or there is no engine */
+    llm_assert(kv_pages_for(cap) <= kv_pool_pages(engine->pool));
+
     seq->tokens = arena_alloc(req->arena, (size_t) cap * sizeof(int32_t));
 
     if (seq->tokens == NULL || kv_table_init(&seq->table, cap) != LLM_OK) {

@@ -24,6 +24,7 @@ enum {
     BUSY_CHECK_MS = 5, /* descriptors are looked at this often */
 };
 
+
 static int
 slot_index(const port_t *port, uint32_t worker, uint32_t slot)
 {

@@ -153,9 +153,9 @@ ngx_http_llm_conf_tenant(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 
     value = cf->args->elts;
 
-    if (cf->args->nelts == 2 && ngx_strcmp(value[1].data, "off") == 0) {
+    if (ngx_strcmp(value[1].data, "off") == 0) {
         llcf->tenant = NULL;
-        return NGX_CONF_OK;
+        return (cf->args->nelts == 2) ? NGX_CONF_OK : "off takes no weight";
     }
 
     tenant = ngx_pcalloc(cf->pool, sizeof(ngx_http_llm_tenant_t));

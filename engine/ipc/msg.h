@@ -140,8 +140,8 @@ void llm_request_add(llm_request_writer_t *w, const void *bytes, size_t len);
 uint32_t llm_request_end(llm_request_writer_t *w);
 
 /* Checks kind, ranges (also NaN), section bounds and alignment, that int32 and
- * bias sections are whole, that stop strings parse, the tenant's length.  0, or -1 with a static
- * sentence in *why.  On success *req points into area. */
+ * bias sections are whole, that stop strings parse, the tenant's length.  0,
+ * or -1 with a static sentence in *why.  On success *req points into area. */
 int llm_request_decode(const uint8_t *area, uint32_t len,
                        const llm_request_t **req, const char **why);
 
