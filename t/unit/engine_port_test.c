@@ -48,6 +48,7 @@ test_round(void **state)
     assert_int_equal(llm_stats_get(&shm.stats->slots_used), 0);
     assert_int_equal(llm_stats_get(&shm.stats->generation_tokens), 7);
     assert_true(atomic_load(&shm.header->heartbeat_ns) > 0);
+    assert_int_equal(atomic_load(&shm.header->retry_after), 1);
     assert_false(turn());
 }
 

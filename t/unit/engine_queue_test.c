@@ -342,7 +342,9 @@ test_tenant(void **state)
     (void) state;
     request_t *req = ask_text(engine, &a, "hello");
 
-    assert_null(req->seq.tenant);
+    const tenant_t *nameless = req->seq.tenant;
+
+    assert_true(taken(req));
     assert_int_equal(req->seq.priority, 0);
 
     a.params.priority = INT32_MIN;
@@ -353,6 +355,7 @@ test_tenant(void **state)
     req = ask_send(engine, &a);
     assert_true(taken(req));
     assert_int_equal(req->seq.priority, INT32_MIN);
+    assert_ptr_not_equal(req->seq.tenant, nameless);
     assert_ptr_equal(req->seq.tenant,
                      sched_tenant(engine->sched, "acme", 4, 2.5));
 
@@ -361,7 +364,7 @@ test_tenant(void **state)
     ask_section(&a, LLM_SEC_TENANT, "", 0);
     req = ask_send(engine, &a);
     assert_true(taken(req));
-    assert_null(req->seq.tenant);
+    assert_ptr_equal(req->seq.tenant, nameless);
     clear();
 }
 
