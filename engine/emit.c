@@ -406,6 +406,7 @@ emit_end(engine_t *engine, request_t *req, uint32_t finish)
     if (req->queued) {
         sched_remove(engine->sched, &req->seq);
         req->queued = false;
+        engine->n_fresh -= req->scheduled_ns == 0;
     }
 
     req->finished = true;
@@ -459,6 +460,10 @@ emit_fail(engine_t *engine, request_t *req, uint32_t fail, const char *param,
 {
     uint8_t payload[LLM_RECORD_MAX];
     llm_fail_t record = { .fail = fail };
+
+    if (fail == LLM_FAIL_BUSY) {
+        record.retry_after = rate_wait_s(&engine->rate, engine->n_fresh);
+    }
 
     if (req->finished) {
         return;

@@ -292,7 +292,9 @@ engine_close(engine_t *engine)
 bool
 engine_step(engine_t *engine)
 {
-    uint64_t since = clock_now_ns();
+    const uint64_t start = clock_now_ns();
+    const int fresh = engine->n_fresh;
+    uint64_t since = start;
     const plan_t *plan = sched_step(engine->sched);
 
     tally_phase(engine, LLM_PHASE_SCHEDULE, &since);
@@ -302,6 +304,7 @@ engine_step(engine_t *engine)
     }
 
     since = clock_now_ns();
+    rate_step(&engine->rate, start, fresh - engine->n_fresh, engine->n_fresh);
     tally_step(engine, plan);
     tally_phase(engine, LLM_PHASE_EMIT, &since);
 

@@ -14,11 +14,12 @@
 #include "engine/batch.h"
 #include "engine/chat/template.h"
 #include "engine/conf.h"
-#include "engine/ipc/stats.h"
+#include "engine/ipc/shm.h"
 #include "engine/kv/memory.h"
 #include "engine/kv/pool.h"
 #include "engine/kv/prefix.h"
 #include "engine/model/model.h"
+#include "engine/rate.h"
 #include "engine/request.h"
 #include "engine/sample/sampler.h"
 #include "engine/sched/sched.h"
@@ -50,8 +51,11 @@ struct engine_s {
     samp_result_t *results; /* [max_out] */
 
     list_t requests;
-    chat_output_t prompt; /* scratch of intake */
-    tok_ids_t ids;        /* scratch of intake */
+    int n_fresh;                   /* of them queued and never scheduled yet */
+    rate_t rate;                   /* at which these are scheduled */
+    bool refused[LLM_MAX_WORKERS]; /* was the last request of this worker */
+    chat_output_t prompt;          /* scratch of intake */
+    tok_ids_t ids;                 /* scratch of intake */
 
     llm_stats_t *stats; /* the segment's, or own_stats */
     llm_stats_t own_stats;

@@ -8,13 +8,11 @@
 
 #include "engine/intake.h"
 
-#include <stdlib.h>
 #include <string.h>
-
-#include <cjson/cJSON.h>
 
 #include "engine/base/clock.h"
 #include "engine/emit.h"
+#include "engine/prompt.h"
 
 enum {
     ARENA_BYTES = 4096,
@@ -25,211 +23,12 @@ enum {
 _Static_assert(FAIL_BYTES >= sizeof(llm_fail_t) + 64, "any ERROR record");
 
 
-static const void *
-section(const request_t *req, int sec, uint32_t *len)
-{
-    const llm_section_t *s = &req->msg->section[sec];
-
-    *len = s->len;
-
-    return (const uint8_t *) req->msg + s->off;
-}
-
-
-/* A JSON section, or NULL when it is absent or null; LLM_BADREQ when it is
- * broken or of another type. */
-static int
-json_section(const request_t *req, int sec, const char *param, cJSON **json,
-             llm_err_t *err)
-{
-    uint32_t len;
-    const char *text = section(req, sec, &len);
-    const bool object = sec == LLM_SEC_KWARGS;
-
-    *json = len > 0 ? cJSON_ParseWithLength(text, len) : NULL;
-
-    if (len > 0 && *json == NULL) {
-        return llm_err_set(err, LLM_BADREQ, param, "%s is not valid JSON.",
-                           param);
-    }
-
-    if (cJSON_IsNull(*json)) {
-        cJSON_Delete(*json);
-        *json = NULL;
-    }
-
-    if (*json != NULL
-        && (object ? !cJSON_IsObject(*json) : !cJSON_IsArray(*json))) {
-        return llm_err_set(err, LLM_BADREQ, param, "%s must be %s.", param,
-                           object ? "an object" : "an array");
-    }
-
-    return LLM_OK;
-}
-
-
-/* OpenAI carries the arguments of a tool call as a JSON string; templates want
- * the object. */
-static void
-parse_arguments(cJSON *messages)
-{
-    cJSON *message, *call;
-
-    cJSON_ArrayForEach(message, messages)
-    {
-        cJSON *calls = cJSON_GetObjectItemCaseSensitive(message, "tool_calls");
-
-        cJSON_ArrayForEach(call, calls)
-        {
-            cJSON *function =
-                cJSON_GetObjectItemCaseSensitive(call, "function");
-            cJSON *text =
-                cJSON_GetObjectItemCaseSensitive(function, "arguments");
-            cJSON *object =
-                cJSON_IsString(text) ? cJSON_Parse(text->valuestring) : NULL;
-
-            if (!cJSON_IsObject(object)
-                || !cJSON_ReplaceItemInObjectCaseSensitive(function,
-                                                           "arguments", object))
-            {
-                cJSON_Delete(object);
-            }
-        }
-    }
-}
-
-
-/* Chat: messages → text with trust marks, in engine->prompt. */
-static int
-render_chat(engine_t *engine, const request_t *req, llm_err_t *err)
-{
-    cJSON *messages = NULL, *tools = NULL, *kwargs = NULL;
-    const uint32_t flags = req->msg->flags;
-
-    int rc = json_section(req, LLM_SEC_MESSAGES, "messages", &messages, err);
-
-    if (rc == LLM_OK) {
-        rc = json_section(req, LLM_SEC_TOOLS, "tools", &tools, err);
-    }
-
-    if (rc == LLM_OK) {
-        rc = json_section(req, LLM_SEC_KWARGS, "chat_template_kwargs", &kwargs,
-                          err);
-    }
-
-    if (rc == LLM_OK && cJSON_GetArraySize(messages) == 0) {
-        rc = llm_err_set(err, LLM_BADREQ, "messages",
-                         "messages must hold at least one message.");
-    }
-
-    if (rc == LLM_OK) {
-        parse_arguments(messages);
-
-        const chat_input_t in = {
-            .messages = messages,
-            .tools = tools,
-            .kwargs = kwargs,
-            .add_generation_prompt = (flags & LLM_F_GENERATION_PROMPT) != 0,
-            .continue_final = (flags & LLM_F_CONTINUE_FINAL) != 0,
-            .bos_token = engine->bos_text,
-            .eos_token = engine->eos_text,
-        };
-
-        buf_clear(&engine->prompt.text);
-        buf_clear(&engine->prompt.trusted);
-        rc = chat_template_render(engine->tmpl, &in, &engine->prompt, err);
-    }
-
-    cJSON_Delete(messages);
-    cJSON_Delete(tools);
-    cJSON_Delete(kwargs);
-
-    return rc;
-}
-
-
-static int
-encode(engine_t *engine, const request_t *req, int max_ids, llm_err_t *err)
-{
-    const uint32_t flags = req->msg->flags;
-    const bool chat = req->msg->kind == LLM_REQ_CHAT
-                      || req->msg->kind == LLM_REQ_TOKENIZE_CHAT;
-    const uint8_t *trusted = NULL;
-    const char *text;
-    uint32_t n;
-    size_t len;
-    int rc;
-
-    int how = (flags & LLM_F_ADD_SPECIAL) ? TOK_ADD_SPECIAL : 0;
-
-    if (chat) {
-        rc = render_chat(engine, req, err);
-
-        if (rc != LLM_OK) {
-            return rc;
-        }
-
-        text = engine->prompt.text.data;
-        len = engine->prompt.text.len;
-        trusted = (const uint8_t *) engine->prompt.trusted.data;
-        how |= TOK_PARSE_SPECIAL;
-    } else {
-        text = section(req, LLM_SEC_PROMPT, &n);
-        len = n;
-        how |= (flags & LLM_F_PARSE_SPECIAL) ? TOK_PARSE_SPECIAL : 0;
-    }
-
-    return tok_encode(engine->tok, len > 0 ? text : "", len, trusted, how,
-                      max_ids, &engine->ids, err);
-}
-
-
-/* Token ids given by the client. */
-static int
-copy_ids(engine_t *engine, const request_t *req, int max_ids, llm_err_t *err)
-{
-    uint32_t len;
-    const int32_t *ids = section(req, LLM_SEC_PROMPT, &len);
-    const int n = (int) (len / sizeof(int32_t));
-    const int n_vocab = tok_n_vocab(engine->tok);
-    tok_ids_t *out = &engine->ids;
-
-    for (int i = 0; i < n; i++) {
-        if (ids[i] < 0 || ids[i] >= n_vocab) {
-            return llm_err_set(err, LLM_BADREQ, "prompt",
-                               "Token id %d is out of vocabulary: it has "
-                               "%d tokens.",
-                               (int) ids[i], n_vocab);
-        }
-    }
-
-    if (n > out->cap) {
-        int32_t *grown = realloc(out->ids, (size_t) n * sizeof(int32_t));
-
-        if (grown == NULL) {
-            return llm_err_set(err, LLM_NOMEM, NULL, "no memory");
-        }
-
-        out->ids = grown;
-        out->cap = n;
-    }
-
-    if (n > 0) {
-        memcpy(out->ids, ids, (size_t) n * sizeof(int32_t));
-    }
-
-    out->n = n;
-
-    return n > max_ids ? LLM_LIMIT : LLM_OK;
-}
-
-
 static int
 set_stops(engine_t *engine, request_t *req, llm_err_t *err)
 {
     uint32_t len, n, pos = 0;
     const char *text;
-    const uint8_t *stops = section(req, LLM_SEC_STOP, &len);
+    const uint8_t *stops = request_section(req, LLM_SEC_STOP, &len);
     int count = 0;
 
     while (llm_stop_next(stops, len, &pos, &text, &n)) {
@@ -249,7 +48,7 @@ set_stops(engine_t *engine, request_t *req, llm_err_t *err)
         }
     }
 
-    req->stop_tokens = section(req, LLM_SEC_STOP_TOKENS, &len);
+    req->stop_tokens = request_section(req, LLM_SEC_STOP_TOKENS, &len);
     req->n_stop_tokens = (int) (len / sizeof(int32_t));
 
     for (int i = 0; i < req->n_stop_tokens; i++) {
@@ -307,7 +106,7 @@ set_sampling(engine_t *engine, request_t *req, llm_err_t *err)
 {
     const llm_params_t *p = &req->msg->params;
     uint32_t len;
-    const llm_bias_t *bias = section(req, LLM_SEC_LOGIT_BIAS, &len);
+    const llm_bias_t *bias = request_section(req, LLM_SEC_LOGIT_BIAS, &len);
     const int n_bias = (int) (len / sizeof(llm_bias_t));
     samp_bias_t *copy =
         arena_alloc(req->arena, (size_t) n_bias * sizeof(samp_bias_t));
@@ -386,6 +185,9 @@ set_sequence(engine_t *engine, request_t *req, llm_err_t *err)
     const int cap = n + req->max_tokens;
     seq_t *seq = &req->seq;
 
+    /* the pool holds one sequence of max_model_len, or there is no engine */
+    llm_assert(kv_pages_for(cap) <= kv_pool_pages(engine->pool));
+
     seq->tokens = arena_alloc(req->arena, (size_t) cap * sizeof(int32_t));
 
     if (seq->tokens == NULL || kv_table_init(&seq->table, cap) != LLM_OK) {
@@ -396,11 +198,12 @@ set_sequence(engine_t *engine, request_t *req, llm_err_t *err)
     seq->n_tokens = n;
     seq->n_prompt = n;
     seq->cap_tokens = cap;
+    seq->priority = req->msg->params.priority;
     seq->owner = req;
 
     if (engine->prefix != NULL) {
         uint32_t len;
-        const void *salt = section(req, LLM_SEC_SALT, &len);
+        const void *salt = request_section(req, LLM_SEC_SALT, &len);
 
         seq->root = kv_prefix_root(engine->prefix, salt, len);
     }
@@ -427,14 +230,58 @@ too_long(const engine_t *engine, const request_t *req, bool more,
 }
 
 
+/* Nobody's requests belong to the nameless tenant. */
+static int
+set_tenant(engine_t *engine, request_t *req, llm_err_t *err)
+{
+    uint32_t len;
+    const void *name = request_section(req, LLM_SEC_TENANT, &len);
+
+    if (len == 0) {
+        return LLM_OK;
+    }
+
+    req->seq.tenant =
+        sched_tenant(engine->sched, name, len, req->msg->turn.weight);
+
+    return req->seq.tenant != NULL
+               ? LLM_OK
+               : llm_err_set(err, LLM_NOMEM, NULL, "no memory");
+}
+
+
+/* Is there a place in the queue?  All slots of a client's request fare alike:
+ * the first decides for those that its worker submits behind it.  With nobody
+ * waiting even more answers than the queue has places may come in, or such a
+ * request never could. */
+static bool
+intake_admits(engine_t *engine, const request_t *req)
+{
+    const llm_turn_t *turn = &req->msg->turn;
+    const uint64_t waiting = (uint64_t) engine->n_fresh;
+    bool *refused = &engine->refused[req->from.worker];
+
+    if (turn->n_choices > 0) {
+        *refused = turn->max_queue > 0 && waiting > 0
+                   && waiting + turn->n_choices > turn->max_queue;
+
+        if (*refused) {
+            llm_stats_add(&engine->stats->rejected, 1);
+        }
+    }
+
+    return !*refused;
+}
+
+
 static int
 intake_prompt(engine_t *engine, request_t *req, llm_err_t *err)
 {
     const int max_ids = engine->max_model_len;
     const bool given = req->msg->kind == LLM_REQ_TOKENS;
 
-    const int rc = given ? copy_ids(engine, req, max_ids, err)
-                         : encode(engine, req, max_ids, err);
+    const int rc = given ? prompt_copy(engine, req, max_ids, err)
+                         : prompt_encode(engine, req, max_ids, err);
 
     if (rc == LLM_LIMIT
         || (rc == LLM_OK && engine->ids.n >= max_ids
@@ -455,6 +302,13 @@ intake_prompt(engine_t *engine, request_t *req, llm_err_t *err)
 static int
 intake_generate(engine_t *engine, request_t *req, llm_err_t *err)
 {
+    if (!intake_admits(engine, req)) {
+        return llm_err_set(err, LLM_AGAIN, NULL,
+                           "The engine has %d requests waiting and takes no "
+                           "more at present, try again later.",
+                           engine->n_fresh);
+    }
+
     int rc = intake_prompt(engine, req, err);
 
     if (rc == LLM_OK) {
@@ -478,8 +332,15 @@ intake_generate(engine_t *engine, request_t *req, llm_err_t *err)
         return LLM_OK;
     }
 
+    rc = set_tenant(engine, req, err);
+
+    if (rc != LLM_OK) {
+        return rc;
+    }
+
     sched_add(engine->sched, &req->seq);
     req->queued = true;
+    engine->n_fresh++;
 
     return LLM_OK;
 }
@@ -489,7 +350,7 @@ intake_generate(engine_t *engine, request_t *req, llm_err_t *err)
 static int
 intake_tokenize(engine_t *engine, request_t *req, llm_err_t *err)
 {
-    int rc = encode(engine, req, TOKENIZE_MAX, err);
+    int rc = prompt_encode(engine, req, TOKENIZE_MAX, err);
 
     if (rc == LLM_LIMIT) {
         return llm_err_set(err, LLM_BADREQ, "prompt",
@@ -514,7 +375,7 @@ intake_tokenize(engine_t *engine, request_t *req, llm_err_t *err)
 static int
 intake_detokenize(engine_t *engine, request_t *req, llm_err_t *err)
 {
-    int rc = copy_ids(engine, req, INT32_MAX, err);
+    int rc = prompt_copy(engine, req, INT32_MAX, err);
 
     if (rc != LLM_OK) {
         strcpy(err->param, "tokens");
@@ -574,6 +435,7 @@ fail_class(int code)
     case LLM_LIMIT:
         return LLM_FAIL_CONTEXT;
     case LLM_NOMEM:
+    case LLM_AGAIN:
         return LLM_FAIL_BUSY;
     default:
         return LLM_FAIL_INTERNAL;
@@ -600,6 +462,7 @@ intake_request(engine_t *engine, const uint8_t *area, uint32_t len,
         return NULL;
     }
 
+    llm_assert(from->worker < LLM_MAX_WORKERS);
     memcpy(msg, area, len);
 
     req->arena = arena;

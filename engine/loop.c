@@ -54,7 +54,7 @@ loop_serve(const engine_conf_t *conf)
     }
 
     log_write(LOG_NOTICE, "llm_engine \"%s\": leaving%s", conf->name,
-              port.terminate ? ", terminated" : "");
+              port.fds.terminate ? ", terminated" : "");
 
     engine_close(engine);
     port_detach(&port);

@@ -7,14 +7,9 @@
 
 #include "engine/port.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -28,50 +23,6 @@ enum {
     QUIT_MS = 50,      /* the same while draining */
     BUSY_CHECK_MS = 5, /* descriptors are looked at this often */
 };
-
-/* nginx's ngx_channel_t and its commands (src/os/unix/ngx_channel.h) */
-typedef struct {
-    uint64_t command;
-    int32_t pid;
-    int64_t slot;
-    int32_t fd;
-} channel_msg_t;
-
-enum { CHANNEL_QUIT = 3, CHANNEL_TERMINATE = 4, CHANNEL_REOPEN = 5 };
-
-static volatile sig_atomic_t signal_quit;
-static volatile sig_atomic_t signal_terminate;
-
-
-static void
-on_signal(int signo)
-{
-    if (signo == SIGQUIT) {
-        signal_quit = 1;
-    } else {
-        signal_terminate = 1;
-    }
-}
-
-
-static void
-ring_bell(int fd)
-{
-    const uint64_t one = 1;
-
-    if (write(fd, &one, sizeof(one)) == -1) {
-        /* a full counter has been rung already */
-    }
-}
-
-
-static void
-ring_all(const port_t *port)
-{
-    for (int w = 0; w < port->n_workers; w++) {
-        ring_bell(PORT_FD_BELLS + w);
-    }
-}
 
 
 static int
@@ -88,47 +39,14 @@ slot_of(const port_t *port, const request_t *req)
 }
 
 
-static void
-catch_signals(void)
-{
-    const struct sigaction action = { .sa_handler = on_signal };
-
-    sigaction(SIGTERM, &action, NULL);
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGQUIT, &action, NULL);
-    signal(SIGPIPE, SIG_IGN);
-}
-
-
-/* poll() would return at once for a descriptor that is not open, for ever. */
-static int
-check_descriptors(int n_workers, llm_err_t *err)
-{
-    for (int fd = PORT_FD_SEGMENT; fd < PORT_FD_BELLS + n_workers; fd++) {
-        if (fcntl(fd, F_GETFD) == -1) {
-            return llm_err_set(err, LLM_ERROR, NULL,
-                               "descriptor %d is not open (llm-engine serve "
-                               "is started by nginx)",
-                               fd);
-        }
-    }
-
-    return LLM_OK;
-}
-
-
 int
 port_attach(port_t *port, int n_workers, llm_err_t *err)
 {
     char why[256];
 
-    *port = (port_t){
-        .n_workers = n_workers, .lifeline = true, .channel = true, .live = 1
-    };
+    *port = (port_t){ .n_workers = n_workers, .live = 1 };
 
-    catch_signals();
-
-    const int rc = check_descriptors(n_workers, err);
+    const int rc = port_fd_open(&port->fds, n_workers, err);
 
     if (rc != LLM_OK) {
         return rc;
@@ -163,7 +81,7 @@ port_attach(port_t *port, int n_workers, llm_err_t *err)
     llm_stats_reset(port->shm.stats);
     llm_shm_takeover(&port->shm, (int32_t) getpid());
     atomic_store(&port->shm.header->heartbeat_ns, clock_now_ns());
-    ring_all(port);
+    port_fd_ring_all(port->n_workers);
 
     return LLM_OK;
 }
@@ -176,7 +94,7 @@ port_detach(port_t *port)
         atomic_store(&port->shm.header->state, LLM_ENGINE_ABSENT);
     }
 
-    ring_all(port);
+    port_fd_ring_all(port->n_workers);
     llm_shm_detach(&port->shm);
     free(port->dirty);
     free(port->by_slot);
@@ -190,7 +108,7 @@ port_failed(port_t *port, const char *reason)
 
     snprintf(header->reason, sizeof(header->reason), "%s", reason);
     atomic_store(&header->state, LLM_ENGINE_FAILED);
-    ring_all(port);
+    port_fd_ring_all(port->n_workers);
 }
 
 
@@ -235,7 +153,7 @@ port_ready(port_t *port, engine_t *engine)
     engine->stats = port->shm.stats;
 
     atomic_store(&header->state, LLM_ENGINE_READY);
-    ring_all(port);
+    port_fd_ring_all(port->n_workers);
 }
 
 
@@ -258,6 +176,8 @@ slot_refuse(port_t *port, uint32_t worker, uint32_t slot, uint32_t ticket)
 {
     const llm_fail_t fail = {
         .fail = LLM_FAIL_BUSY,
+        .retry_after = atomic_load_explicit(&port->shm.header->retry_after,
+                                            memory_order_relaxed),
         .text = "The server has no memory for this request.",
     };
     llm_slot_t *s = llm_shm_slot(&port->shm, worker, slot);
@@ -489,6 +409,10 @@ port_flush(port_t *port, engine_t *engine)
         }
     }
 
+    atomic_store_explicit(&port->shm.header->retry_after,
+                          rate_wait_s(&engine->rate, engine->n_fresh),
+                          memory_order_relaxed);
+
     /* before the bells: who hears of an end finds it counted */
     llm_stats_set(&engine->stats->parked, parked);
     llm_stats_set(&engine->stats->slots_used, used);
@@ -498,7 +422,7 @@ port_flush(port_t *port, engine_t *engine)
     for (int w = 0; w < port->n_workers; w++) {
         if (port->dirty[w]) {
             port->dirty[w] = false;
-            ring_bell(PORT_FD_BELLS + w);
+            port_fd_ring(w);
         }
     }
 }
@@ -552,60 +476,6 @@ check_workers(port_t *port, engine_t *engine)
 }
 
 
-/* Did a read find the other end closed, or the descriptor unusable? */
-static bool
-is_over(ssize_t n)
-{
-    return n == 0 || (n == -1 && errno != EAGAIN && errno != EINTR);
-}
-
-
-static void
-read_channel(port_t *port)
-{
-    channel_msg_t msg;
-    char control[CMSG_SPACE(sizeof(int))];
-    struct iovec iov = { &msg, sizeof(msg) };
-    struct msghdr head = { .msg_iov = &iov,
-                           .msg_iovlen = 1,
-                           .msg_control = control,
-                           .msg_controllen = sizeof(control) };
-
-    const ssize_t n =
-        recvmsg(PORT_FD_CHANNEL, &head, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-
-    if (is_over(n)) {
-        port->channel = false;
-        return;
-    }
-
-    if (n < (ssize_t) sizeof(msg.command)) {
-        return;
-    }
-
-    /* the master announces each new worker with a descriptor */
-    struct cmsghdr *c = CMSG_FIRSTHDR(&head);
-
-    if (c != NULL && c->cmsg_type == SCM_RIGHTS) {
-        int fd;
-        memcpy(&fd, CMSG_DATA(c), sizeof(fd));
-        close(fd);
-    }
-
-    switch (msg.command) {
-    case CHANNEL_QUIT:
-        port->quit = true;
-        break;
-    case CHANNEL_TERMINATE:
-        port->terminate = true;
-        break;
-    case CHANNEL_REOPEN:
-        log_reopen();
-        break;
-    }
-}
-
-
 static bool
 rings_empty(const port_t *port)
 {
@@ -618,38 +488,6 @@ rings_empty(const port_t *port)
     }
 
     return true;
-}
-
-
-static void
-poll_descriptors(port_t *port, int timeout_ms)
-{
-    uint64_t count;
-    char byte;
-
-    struct pollfd fds[3] = {
-        { .fd = PORT_FD_DOORBELL, .events = POLLIN },
-        { .fd = port->lifeline ? PORT_FD_LIFELINE : -1, .events = POLLIN },
-        { .fd = port->channel ? PORT_FD_CHANNEL : -1, .events = POLLIN },
-    };
-
-    if (poll(fds, 3, timeout_ms) <= 0) {
-        return;
-    }
-
-    if ((fds[0].revents & POLLIN)
-        && read(PORT_FD_DOORBELL, &count, sizeof(count)) == -1)
-    {
-        /* somebody else's edge */
-    }
-
-    if (fds[1].revents && is_over(read(PORT_FD_LIFELINE, &byte, 1))) {
-        port->lifeline = false;
-    }
-
-    if (fds[2].revents) {
-        read_channel(port);
-    }
 }
 
 
@@ -666,16 +504,16 @@ port_wait(port_t *port, engine_t *engine, bool busy)
             return;
         }
 
-        poll_descriptors(port, 0);
+        port_fd_poll(&port->fds, 0);
+
+    } else if (llm_engine_doze(&port->shm)) {
+        port_fd_poll(&port->fds, port->fds.quit ? QUIT_MS : IDLE_MS);
+        llm_engine_wake(&port->shm);
+
     } else {
-        if (llm_engine_doze(&port->shm)) {
-            poll_descriptors(port, port->quit ? QUIT_MS : IDLE_MS);
-            llm_engine_wake(&port->shm);
-        }
+        port_fd_poll(&port->fds, 0);
     }
 
-    port->quit |= signal_quit != 0;
-    port->terminate |= signal_terminate != 0;
     port->live = check_workers(port, engine);
     port->checked_ns = clock_now_ns();
 }
@@ -684,7 +522,7 @@ port_wait(port_t *port, engine_t *engine, bool busy)
 bool
 port_done(const port_t *port, const engine_t *engine)
 {
-    return port->terminate || !port->lifeline
-           || (port->quit && port->live == 0 && list_empty(&engine->requests)
-               && rings_empty(port));
+    return port->fds.terminate || !port->fds.lifeline
+           || (port->fds.quit && port->live == 0
+               && list_empty(&engine->requests) && rings_empty(port));
 }

@@ -1,7 +1,4 @@
-/*
- * The engine's end of the shared segment, and its ties to nginx: doorbell,
- * lifeline, channel.
- */
+/* The engine's end of the shared segment. */
 
 #ifndef ENGINE_PORT_H
 #define ENGINE_PORT_H
@@ -10,27 +7,16 @@
 
 #include "engine/engine.h"
 #include "engine/ipc/shm.h"
-
-/* Descriptors as the launcher passes them. */
-enum {
-    PORT_FD_SEGMENT = 3,
-    PORT_FD_DOORBELL = 4, /* eventfd, rung by workers when the engine sleeps */
-    PORT_FD_LIFELINE = 5, /* pipe: end of file when all of nginx is gone */
-    PORT_FD_CHANNEL = 6,  /* nginx's channel: quit, terminate, reopen */
-    PORT_FD_BELLS = 7,    /* one eventfd a worker index */
-};
+#include "engine/port_fd.h"
 
 typedef struct port_s port_t;
 
 struct port_s {
     llm_shm_t shm;
     int n_workers;
-    bool lifeline; /* still there */
-    bool channel;
-    int live;       /* workers alive at the last look */
-    bool quit;      /* leave when drained */
-    bool terminate; /* leave now */
-    bool *dirty;    /* [n_workers]: the bell must be rung */
+    port_fd_t fds;
+    int live;    /* workers alive at the last look */
+    bool *dirty; /* [n_workers]: the bell must be rung */
     request_t **by_slot;
     uint64_t checked_ns; /* last look at the descriptors and the workers */
 };

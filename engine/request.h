@@ -72,4 +72,13 @@ struct request_s {
     uint64_t last_ns;
 };
 
+
+/* Bytes of a section of the request, LLM_SEC_…; *len is 0 when it is absent. */
+static inline const void *
+request_section(const request_t *req, int sec, uint32_t *len)
+{
+    *len = req->msg->section[sec].len;
+    return (const uint8_t *) req->msg + req->msg->section[sec].off;
+}
+
 #endif /* ENGINE_REQUEST_H */

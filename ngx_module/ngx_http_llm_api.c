@@ -158,6 +158,10 @@ ngx_http_llm_api_usage(ngx_http_llm_ctx_t *ctx)
 void
 ngx_http_llm_api_usage_event(ngx_http_llm_ctx_t *ctx, const char *object)
 {
+    if (!ctx->query.include_usage) {
+        return;
+    }
+
     ngx_http_llm_sse_begin(&ctx->out);
     ngx_http_llm_api_head(ctx, object);
     ngx_http_llm_out_lit(&ctx->out, ",\"choices\":[],");
@@ -168,27 +172,74 @@ ngx_http_llm_api_usage_event(ngx_http_llm_ctx_t *ctx, const char *object)
 
 
 void
-ngx_http_llm_api_usage_choice(ngx_http_llm_choice_t *choice)
+ngx_http_llm_api_chunk(ngx_http_llm_choice_t *choice, const char *object,
+    const char *member)
 {
-    ngx_http_llm_api_usage_write(&choice->ctx->out, choice->prompt_tokens,
-                                 choice->tokens, choice->cached_tokens);
+    ngx_http_llm_out_t  *out;
+
+    out = &choice->ctx->out;
+
+    ngx_http_llm_sse_begin(out);
+    ngx_http_llm_api_head(choice->ctx, object);
+    ngx_http_llm_out_lit(out, ",\"choices\":[{\"index\":");
+    ngx_http_llm_out_uint(out, choice->index);
+    ngx_http_llm_out_write(out, member, ngx_strlen(member));
 }
 
 
 void
-ngx_http_llm_api_chunk_usage(ngx_http_llm_choice_t *choice)
+ngx_http_llm_api_chunk_end(ngx_http_llm_choice_t *choice)
 {
+    ngx_http_llm_out_t    *out;
     ngx_http_llm_query_t  *query;
 
+    out = &choice->ctx->out;
     query = &choice->ctx->query;
 
+    ngx_http_llm_out_lit(out, "}]");
+
     if (query->continuous_usage) {
-        ngx_http_llm_out_lit(&choice->ctx->out, ",");
-        ngx_http_llm_api_usage_choice(choice);
+        ngx_http_llm_out_lit(out, ",");
+        ngx_http_llm_api_usage_write(out, choice->prompt_tokens,
+                                     choice->tokens, choice->cached_tokens);
 
     } else if (query->include_usage) {
-        ngx_http_llm_out_lit(&choice->ctx->out, ",\"usage\":null");
+        ngx_http_llm_out_lit(out, ",\"usage\":null");
     }
+
+    ngx_http_llm_out_lit(out, "}");
+    ngx_http_llm_sse_end(out);
+}
+
+
+void
+ngx_http_llm_api_response(ngx_http_llm_ctx_t *ctx, const char *object,
+    void (*body)(ngx_http_llm_choice_t *choice))
+{
+    ngx_uint_t           i;
+    ngx_http_llm_out_t  *out;
+
+    out = &ctx->out;
+
+    ngx_http_llm_api_head(ctx, object);
+    ngx_http_llm_out_lit(out, ",\"choices\":[");
+
+    for (i = 0; i < ctx->n_choices; i++) {
+
+        if (i) {
+            ngx_http_llm_out_lit(out, ",");
+        }
+
+        ngx_http_llm_out_lit(out, "{\"index\":");
+        ngx_http_llm_out_uint(out, i);
+        body(&ctx->choices[i]);
+        ngx_http_llm_out_lit(out, ",\"finish_reason\":");
+        ngx_http_llm_api_finish(&ctx->choices[i]);
+        ngx_http_llm_out_lit(out, "}");
+    }
+
+    ngx_http_llm_out_lit(out, "],");
+    ngx_http_llm_api_usage(ctx);
 }
 
 

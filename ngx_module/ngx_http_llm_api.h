@@ -50,8 +50,10 @@ typedef struct {
     ngx_uint_t               n_stops;
     ngx_str_t                stop_tokens;    /* int32 ids */
     ngx_str_t                bias;           /* llm_bias_t */
-    ngx_str_t                tenant;         /* value of llm_cache_salt */
+    ngx_str_t                partition;      /* value of llm_cache_salt */
     ngx_str_t                salt;           /* cache_salt of the body */
+    ngx_str_t                tenant;         /* value of llm_tenant */
+    llm_turn_t               turn;           /* n_choices by slot */
 
     unsigned                 stream:1;
     unsigned                 include_usage:1;
@@ -151,18 +153,26 @@ const ngx_http_llm_api_t *ngx_http_llm_api_find(ngx_str_t *uri,
  * "model":"…"; object: its "object" value. */
 void ngx_http_llm_api_head(ngx_http_llm_ctx_t *ctx, const char *object);
 
-/* "usage":{…} for the whole request, or for one choice so far. */
+/* "usage":{…} of the whole request. */
 void ngx_http_llm_api_usage(ngx_http_llm_ctx_t *ctx);
-/* The last event of a stream that asked for it: no choices, the usage. */
+
+/* The last event of a stream, if it asked for one: no choices, the usage. */
 void ngx_http_llm_api_usage_event(ngx_http_llm_ctx_t *ctx,
     const char *object);
-void ngx_http_llm_api_usage_choice(ngx_http_llm_choice_t *choice);
+
+/* A chunk of a choice up to the value of its member (,"delta":), and from
+ * behind finish_reason, with the usage if it was asked for. */
+void ngx_http_llm_api_chunk(ngx_http_llm_choice_t *choice,
+    const char *object, const char *member);
+void ngx_http_llm_api_chunk_end(ngx_http_llm_choice_t *choice);
+
+/* A response that is not streamed, up to and including its usage; body writes
+ * what a choice holds between its index and finish_reason. */
+void ngx_http_llm_api_response(ngx_http_llm_ctx_t *ctx, const char *object,
+    void (*body)(ngx_http_llm_choice_t *choice));
 
 /* The value of "finish_reason", then ,"stop_reason":… */
 void ngx_http_llm_api_finish(ngx_http_llm_choice_t *choice);
-
-/* What a chunk ends with when usage was asked for: ,"usage":… or nothing. */
-void ngx_http_llm_api_chunk_usage(ngx_http_llm_choice_t *choice);
 
 /* Clamped log-probability: JSON has no infinity. */
 void ngx_http_llm_api_logprob(ngx_http_llm_out_t *out, float logprob);

@@ -14,108 +14,106 @@
 #define NGX_HTTP_LLM_NAME_MAX  64
 
 
-typedef struct ngx_http_llm_option_s  ngx_http_llm_option_t;
+typedef enum {
+    NGX_HTTP_LLM_NUMBER = 0,    /* ngx_uint_t, min to max */
+    NGX_HTTP_LLM_AUTO_NUMBER,   /* the same, or "auto": 0 */
+    NGX_HTTP_LLM_POWER,         /* the same, a power of two */
+    NGX_HTTP_LLM_SIZE,          /* off_t, at least min */
+    NGX_HTTP_LLM_SHARE,         /* the text of a number, in millionths */
+    NGX_HTTP_LLM_WORD,          /* the text, one of two words */
+    NGX_HTTP_LLM_PATH,          /* the text, made absolute */
+    NGX_HTTP_LLM_FILE,          /* the same, and it can be read */
+    NGX_HTTP_LLM_MODEL,         /* the same, and an alias */
+    NGX_HTTP_LLM_LOG            /* path and level */
+} ngx_http_llm_kind_e;
+
 
 /* one directive of the block; value[0] is its name */
-struct ngx_http_llm_option_s {
+typedef struct {
     ngx_str_t               name;
-    ngx_uint_t              max_args;    /* values after the name */
-    char                 *(*set)(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
-                                 const ngx_http_llm_option_t *option);
-    size_t                  offset;
+    ngx_http_llm_kind_e     kind;
+    size_t                  offset;      /* of its field in the engine */
     ngx_uint_t              min;         /* of a number */
     ngx_uint_t              max;
-    ngx_uint_t              automatic;   /* "auto" is a value */
-};
+    const char             *words[2];
+} ngx_http_llm_option_t;
 
 
 static char *ngx_http_llm_block_option(ngx_conf_t *cf, ngx_command_t *dummy,
     void *conf);
 static char *ngx_http_llm_block_check(ngx_conf_t *cf,
     ngx_http_llm_engine_t *engine);
-static char *ngx_http_llm_set_model(ngx_conf_t *cf,
-    ngx_http_llm_engine_t *engine, const ngx_http_llm_option_t *option);
-static char *ngx_http_llm_set_device(ngx_conf_t *cf,
+static char *ngx_http_llm_block_set(ngx_conf_t *cf,
     ngx_http_llm_engine_t *engine, const ngx_http_llm_option_t *option);
 static char *ngx_http_llm_set_number(ngx_conf_t *cf,
     ngx_http_llm_engine_t *engine, const ngx_http_llm_option_t *option);
-static char *ngx_http_llm_set_size(ngx_conf_t *cf,
+static char *ngx_http_llm_set_path(ngx_conf_t *cf,
     ngx_http_llm_engine_t *engine, const ngx_http_llm_option_t *option);
-static char *ngx_http_llm_set_share(ngx_conf_t *cf,
-    ngx_http_llm_engine_t *engine, const ngx_http_llm_option_t *option);
-static char *ngx_http_llm_set_flag(ngx_conf_t *cf,
-    ngx_http_llm_engine_t *engine, const ngx_http_llm_option_t *option);
-static char *ngx_http_llm_set_dtype(ngx_conf_t *cf,
-    ngx_http_llm_engine_t *engine, const ngx_http_llm_option_t *option);
-static char *ngx_http_llm_set_slots(ngx_conf_t *cf,
-    ngx_http_llm_engine_t *engine, const ngx_http_llm_option_t *option);
-static char *ngx_http_llm_set_file(ngx_conf_t *cf,
-    ngx_http_llm_engine_t *engine, const ngx_http_llm_option_t *option);
-static char *ngx_http_llm_set_program(ngx_conf_t *cf,
-    ngx_http_llm_engine_t *engine, const ngx_http_llm_option_t *option);
-static char *ngx_http_llm_set_log(ngx_conf_t *cf,
-    ngx_http_llm_engine_t *engine, const ngx_http_llm_option_t *option);
+static char *ngx_http_llm_set_alias(ngx_conf_t *cf,
+    ngx_http_llm_engine_t *engine);
+static char *ngx_http_llm_set_level(ngx_conf_t *cf,
+    ngx_http_llm_engine_t *engine);
 
 
 #define llm_at(field)  offsetof(ngx_http_llm_engine_t, field)
 
 static const ngx_http_llm_option_t  ngx_http_llm_options[] = {
 
-    { ngx_string("model"), 2, ngx_http_llm_set_model,
-      llm_at(model), 0, 0, 0 },
+    { ngx_string("model"), NGX_HTTP_LLM_MODEL,
+      llm_at(model), 0, 0, { NULL, NULL } },
 
-    { ngx_string("device"), 1, ngx_http_llm_set_device,
-      llm_at(device), 0, 0, 0 },
+    { ngx_string("device"), NGX_HTTP_LLM_WORD,
+      llm_at(device), 0, 0, { "auto", "cpu" } },
 
-    { ngx_string("block_size"), 1, ngx_http_llm_set_number,
-      llm_at(block_size), 16, 16, 0 },
+    { ngx_string("block_size"), NGX_HTTP_LLM_NUMBER,
+      llm_at(block_size), 16, 16, { NULL, NULL } },
 
-    { ngx_string("max_model_len"), 1, ngx_http_llm_set_number,
-      llm_at(max_model_len), 16, 1073741824, 1 },
+    { ngx_string("max_model_len"), NGX_HTTP_LLM_AUTO_NUMBER,
+      llm_at(max_model_len), 16, 1073741824, { NULL, NULL } },
 
-    { ngx_string("max_num_seqs"), 1, ngx_http_llm_set_number,
-      llm_at(max_num_seqs), 1, 4096, 0 },
+    { ngx_string("max_num_seqs"), NGX_HTTP_LLM_NUMBER,
+      llm_at(max_num_seqs), 1, 4096, { NULL, NULL } },
 
-    { ngx_string("max_num_batched_tokens"), 1, ngx_http_llm_set_number,
-      llm_at(max_num_batched_tokens), 16, 1048576, 0 },
+    { ngx_string("max_num_batched_tokens"), NGX_HTTP_LLM_NUMBER,
+      llm_at(max_num_batched_tokens), 16, 1048576, { NULL, NULL } },
 
-    { ngx_string("long_prefill_token_threshold"), 1, ngx_http_llm_set_number,
-      llm_at(long_prefill_token_threshold), 0, 131072, 0 },
+    { ngx_string("long_prefill_token_threshold"), NGX_HTTP_LLM_NUMBER,
+      llm_at(long_prefill_token_threshold), 0, 131072, { NULL, NULL } },
 
-    { ngx_string("chunked_prefill"), 1, ngx_http_llm_set_flag,
-      llm_at(chunked_prefill), 0, 0, 0 },
+    { ngx_string("chunked_prefill"), NGX_HTTP_LLM_WORD,
+      llm_at(chunked_prefill), 0, 0, { "on", "off" } },
 
-    { ngx_string("prefix_caching"), 1, ngx_http_llm_set_flag,
-      llm_at(prefix_caching), 0, 0, 0 },
+    { ngx_string("prefix_caching"), NGX_HTTP_LLM_WORD,
+      llm_at(prefix_caching), 0, 0, { "on", "off" } },
 
-    { ngx_string("gpu_memory_utilization"), 1, ngx_http_llm_set_share,
-      llm_at(gpu_memory_utilization), 50000, 1000000, 0 },
+    { ngx_string("gpu_memory_utilization"), NGX_HTTP_LLM_SHARE,
+      llm_at(gpu_memory_utilization), 50000, 1000000, { NULL, NULL } },
 
-    { ngx_string("kv_cache_prefault"), 1, ngx_http_llm_set_flag,
-      llm_at(kv_cache_prefault), 0, 0, 0 },
+    { ngx_string("kv_cache_prefault"), NGX_HTTP_LLM_WORD,
+      llm_at(kv_cache_prefault), 0, 0, { "on", "off" } },
 
-    { ngx_string("kv_cache_memory"), 1, ngx_http_llm_set_size,
-      llm_at(kv_cache_memory), 0, 0, 0 },
+    { ngx_string("kv_cache_memory"), NGX_HTTP_LLM_SIZE,
+      llm_at(kv_cache_memory), 1048576, 0, { NULL, NULL } },
 
-    { ngx_string("kv_cache_dtype"), 1, ngx_http_llm_set_dtype,
-      llm_at(kv_cache_dtype), 0, 0, 0 },
+    { ngx_string("kv_cache_dtype"), NGX_HTTP_LLM_WORD,
+      llm_at(kv_cache_dtype), 0, 0, { "f16", "q8_0" } },
 
-    { ngx_string("threads"), 1, ngx_http_llm_set_number,
-      llm_at(threads), 1, 1024, 1 },
+    { ngx_string("threads"), NGX_HTTP_LLM_AUTO_NUMBER,
+      llm_at(threads), 1, 1024, { NULL, NULL } },
 
-    { ngx_string("chat_template"), 1, ngx_http_llm_set_file,
-      llm_at(chat_template), 0, 0, 0 },
+    { ngx_string("chat_template"), NGX_HTTP_LLM_FILE,
+      llm_at(chat_template), 0, 0, { NULL, NULL } },
 
-    { ngx_string("program"), 1, ngx_http_llm_set_program,
-      llm_at(program), 0, 0, 0 },
+    { ngx_string("program"), NGX_HTTP_LLM_PATH,
+      llm_at(program), 0, 0, { NULL, NULL } },
 
-    { ngx_string("log"), 2, ngx_http_llm_set_log,
-      llm_at(log), 0, 0, 0 },
+    { ngx_string("log"), NGX_HTTP_LLM_LOG,
+      llm_at(log), 0, 0, { NULL, NULL } },
 
-    { ngx_string("slots"), 1, ngx_http_llm_set_slots,
-      llm_at(slots), 1, 4096, 0 },
+    { ngx_string("slots"), NGX_HTTP_LLM_POWER,
+      llm_at(slots), 1, 4096, { NULL, NULL } },
 
-    { ngx_null_string, 0, NULL, 0, 0, 0, 0 }
+    { ngx_null_string, 0, 0, 0, 0, { NULL, NULL } }
 };
 
 #undef llm_at
@@ -222,7 +220,7 @@ ngx_http_llm_block_option(ngx_conf_t *cf, ngx_command_t *dummy, void *conf)
 {
     ngx_http_llm_engine_t        *engine;
     ngx_str_t                    *value;
-    ngx_uint_t                    i;
+    ngx_uint_t                    i, max;
     const ngx_http_llm_option_t  *option;
 
     engine = cf->handler_conf;
@@ -237,12 +235,14 @@ ngx_http_llm_block_option(ngx_conf_t *cf, ngx_command_t *dummy, void *conf)
             continue;
         }
 
-        if (cf->args->nelts < 2 || cf->args->nelts - 1 > option->max_args) {
+        max = (option->kind >= NGX_HTTP_LLM_MODEL) ? 2 : 1;
+
+        if (cf->args->nelts < 2 || cf->args->nelts - 1 > max) {
             ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
                                "invalid number of arguments in \"%V\" of "
                                "llm_engine \"%V\": it takes %s", &value[0],
                                &engine->name,
-                               option->max_args == 1 ? "one" : "one or two");
+                               max == 1 ? "one" : "one or two");
             return NGX_CONF_ERROR;
         }
 
@@ -255,7 +255,7 @@ ngx_http_llm_block_option(ngx_conf_t *cf, ngx_command_t *dummy, void *conf)
 
         engine->seen |= (ngx_uint_t) 1 << i;
 
-        return option->set(cf, engine, option);
+        return ngx_http_llm_block_set(cf, engine, option);
     }
 
     ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
@@ -331,100 +331,91 @@ ngx_http_llm_block_check(ngx_conf_t *cf, ngx_http_llm_engine_t *engine)
 }
 
 
-/* makes the path absolute and looks whether the file can be read */
-
-static char *
-ngx_http_llm_block_file(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
-    ngx_str_t *directive, ngx_str_t *path)
-{
-    int          fd, err;
-    struct stat  st;
-
-    if (path->len == 0) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "%V of llm_engine \"%V\" is empty: give a path",
-                           directive, &engine->name);
-        return NGX_CONF_ERROR;
-    }
-
-    if (ngx_conf_full_name(cf->cycle, path, 1) != NGX_OK) {
-        return NGX_CONF_ERROR;
-    }
-
-    fd = open((char *) path->data, O_RDONLY|O_NONBLOCK|O_CLOEXEC);
-
-    if (fd == -1) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, ngx_errno,
-                           "%V \"%V\" of llm_engine \"%V\" cannot be read: "
-                           "check path and permissions", directive, path,
-                           &engine->name);
-        return NGX_CONF_ERROR;
-    }
-
-    err = fstat(fd, &st);
-    (void) close(fd);
-
-    if (err == -1 || !S_ISREG(st.st_mode) || st.st_size == 0) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "%V \"%V\" of llm_engine \"%V\" is not a file or "
-                           "empty: give the path of a file", directive, path,
-                           &engine->name);
-        return NGX_CONF_ERROR;
-    }
-
-    return NGX_CONF_OK;
-}
+/* --- setters --- */
 
 
 static char *
-ngx_http_llm_set_model(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
-    const ngx_http_llm_option_t *option)
+ngx_http_llm_block_invalid(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
+    const char *must)
 {
     ngx_str_t  *value;
 
     value = cf->args->elts;
-    engine->model = value[1];
 
-    if (cf->args->nelts == 3) {
+    ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                       "%V \"%V\" of llm_engine \"%V\" is invalid: %s",
+                       &value[0], &value[1], &engine->name, must);
 
-        if (value[2].len <= 6 || value[2].len > 6 + 127
-            || ngx_strncmp(value[2].data, "alias=", 6) != 0)
-        {
-            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                               "invalid parameter \"%V\" of model in "
-                               "llm_engine \"%V\": only \"alias=NAME\" with "
-                               "up to 127 characters may follow the path",
-                               &value[2], &engine->name);
-            return NGX_CONF_ERROR;
+    return NGX_CONF_ERROR;
+}
+
+
+static char *
+ngx_http_llm_block_set(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
+    const ngx_http_llm_option_t *option)
+{
+    char        must[128];
+    off_t       size;
+    void       *field;
+    ngx_int_t   n;
+    ngx_str_t  *value;
+
+    value = cf->args->elts;
+    field = (char *) engine + option->offset;
+
+    switch (option->kind) {
+
+    case NGX_HTTP_LLM_SIZE:
+        size = ngx_parse_offset(&value[1]);
+
+        if (size == (off_t) NGX_ERROR || size < (off_t) option->min) {
+            return ngx_http_llm_block_invalid(cf, engine, "use a size of at "
+                                              "least 1m, such as 512m or 8g");
         }
 
-        engine->alias.data = value[2].data + 6;
-        engine->alias.len = value[2].len - 6;
+        *(off_t *) field = size;
+
+        return NGX_CONF_OK;
+
+    case NGX_HTTP_LLM_SHARE:
+        n = ngx_atofp(value[1].data, value[1].len, 6);
+
+        if (n == NGX_ERROR || (ngx_uint_t) n < option->min
+            || (ngx_uint_t) n > option->max)
+        {
+            return ngx_http_llm_block_invalid(cf, engine, "use a number from "
+                                              "0.05 to 1, such as 0.90");
+        }
+
+        break;
+
+    case NGX_HTTP_LLM_WORD:
+
+        if (ngx_strcmp(value[1].data, option->words[0]) != 0
+            && ngx_strcmp(value[1].data, option->words[1]) != 0)
+        {
+            ngx_sprintf((u_char *) must, "use \"%s\" or \"%s\"%Z",
+                        option->words[0], option->words[1]);
+            return ngx_http_llm_block_invalid(cf, engine, must);
+        }
+
+        break;
+
+    case NGX_HTTP_LLM_PATH:
+    case NGX_HTTP_LLM_FILE:
+    case NGX_HTTP_LLM_MODEL:
+    case NGX_HTTP_LLM_LOG:
+        *(ngx_str_t *) field = value[1];
+
+        return ngx_http_llm_set_path(cf, engine, option);
+
+    default:
+        return ngx_http_llm_set_number(cf, engine, option);
     }
 
-    return ngx_http_llm_block_file(cf, engine, &value[0], &engine->model);
-}
+    /* the engine gets the text */
 
-
-static char *
-ngx_http_llm_set_device(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
-    const ngx_http_llm_option_t *option)
-{
-    ngx_str_t  *value;
-
-    value = cf->args->elts;
-
-    if (ngx_strcmp(value[1].data, "auto") != 0
-        && ngx_strcmp(value[1].data, "cpu") != 0)
-    {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "device \"%V\" of llm_engine \"%V\" is invalid: "
-                           "use \"auto\" or \"cpu\"", &value[1],
-                           &engine->name);
-        return NGX_CONF_ERROR;
-    }
-
-    engine->device = value[1];
+    *(ngx_str_t *) field = value[1];
 
     return NGX_CONF_OK;
 }
@@ -434,14 +425,16 @@ static char *
 ngx_http_llm_set_number(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
     const ngx_http_llm_option_t *option)
 {
+    char         must[128];
     ngx_int_t    n;
     ngx_str_t   *value;
-    ngx_uint_t  *field;
+    ngx_uint_t  *field, automatic;
 
     value = cf->args->elts;
     field = (ngx_uint_t *) ((char *) engine + option->offset);
+    automatic = (option->kind == NGX_HTTP_LLM_AUTO_NUMBER);
 
-    if (option->automatic && ngx_strcmp(value[1].data, "auto") == 0) {
+    if (automatic && ngx_strcmp(value[1].data, "auto") == 0) {
         *field = 0;
         return NGX_CONF_OK;
     }
@@ -452,20 +445,19 @@ ngx_http_llm_set_number(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
         || (ngx_uint_t) n > option->max)
     {
         if (option->min == option->max) {
-            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                               "%V \"%V\" of llm_engine \"%V\" is invalid: "
-                               "only %ui is supported", &value[0], &value[1],
-                               &engine->name, option->min);
-            return NGX_CONF_ERROR;
+            ngx_sprintf((u_char *) must, "only %ui is supported%Z",
+                        option->min);
+        } else {
+            ngx_sprintf((u_char *) must, "use %sa number from %ui to %ui%Z",
+                        automatic ? "\"auto\" or " : "", option->min,
+                        option->max);
         }
 
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "%V \"%V\" of llm_engine \"%V\" is invalid: use %sa "
-                           "number from %ui to %ui", &value[0], &value[1],
-                           &engine->name,
-                           option->automatic ? "\"auto\" or " : "",
-                           option->min, option->max);
-        return NGX_CONF_ERROR;
+        return ngx_http_llm_block_invalid(cf, engine, must);
+    }
+
+    if (option->kind == NGX_HTTP_LLM_POWER && (n & (n - 1))) {
+        return ngx_http_llm_block_invalid(cf, engine, "use a power of two");
     }
 
     *field = n;
@@ -474,129 +466,68 @@ ngx_http_llm_set_number(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
 }
 
 
+/* makes the path absolute; what is read must be there */
+
 static char *
-ngx_http_llm_set_size(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
+ngx_http_llm_set_path(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
     const ngx_http_llm_option_t *option)
 {
-    off_t       size;
-    ngx_str_t  *value;
+    int          fd, err;
+    char        *rv;
+    ngx_str_t   *path, *value;
+    ngx_uint_t   conf_prefix;
+    struct stat  st;
 
     value = cf->args->elts;
+    path = (ngx_str_t *) ((char *) engine + option->offset);
 
-    size = ngx_parse_offset(&value[1]);
-
-    if (size == (off_t) NGX_ERROR || size < 1048576) {
+    if (path->len == 0) {
         ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "%V \"%V\" of llm_engine \"%V\" is invalid: use a "
-                           "size of at least 1m, such as 512m or 8g",
-                           &value[0], &value[1], &engine->name);
+                           "%V of llm_engine \"%V\" is empty: give a path",
+                           &value[0], &engine->name);
         return NGX_CONF_ERROR;
     }
 
-    *(off_t *) ((char *) engine + option->offset) = size;
+    /* a log is relative to the prefix, as error_log is */
 
-    return NGX_CONF_OK;
-}
+    conf_prefix = (option->kind != NGX_HTTP_LLM_LOG);
 
+    if (ngx_conf_full_name(cf->cycle, path, conf_prefix) != NGX_OK) {
+        return NGX_CONF_ERROR;
+    }
 
-/* a fraction of one, its range in millionths; the engine gets the text */
+    rv = NGX_CONF_OK;
 
-static char *
-ngx_http_llm_set_share(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
-    const ngx_http_llm_option_t *option)
-{
-    ngx_int_t   n;
-    ngx_str_t  *value;
+    if (cf->args->nelts == 3) {
+        rv = (option->kind == NGX_HTTP_LLM_LOG)
+             ? ngx_http_llm_set_level(cf, engine)
+             : ngx_http_llm_set_alias(cf, engine);
+    }
 
-    value = cf->args->elts;
-
-    n = ngx_atofp(value[1].data, value[1].len, 6);
-
-    if (n == NGX_ERROR || (ngx_uint_t) n < option->min
-        || (ngx_uint_t) n > option->max)
+    if (rv != NGX_CONF_OK || option->kind == NGX_HTTP_LLM_LOG
+        || option->kind == NGX_HTTP_LLM_PATH)
     {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "%V \"%V\" of llm_engine \"%V\" is invalid: use a "
-                           "number from 0.05 to 1, such as 0.90", &value[0],
-                           &value[1], &engine->name);
-        return NGX_CONF_ERROR;
-    }
-
-    *(ngx_str_t *) ((char *) engine + option->offset) = value[1];
-
-    return NGX_CONF_OK;
-}
-
-
-/* on or off; the engine gets the text */
-
-static char *
-ngx_http_llm_set_flag(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
-    const ngx_http_llm_option_t *option)
-{
-    ngx_str_t  *value;
-
-    value = cf->args->elts;
-
-    if (ngx_strcmp(value[1].data, "on") != 0
-        && ngx_strcmp(value[1].data, "off") != 0)
-    {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "%V \"%V\" of llm_engine \"%V\" is invalid: use "
-                           "\"on\" or \"off\"", &value[0], &value[1],
-                           &engine->name);
-        return NGX_CONF_ERROR;
-    }
-
-    *(ngx_str_t *) ((char *) engine + option->offset) = value[1];
-
-    return NGX_CONF_OK;
-}
-
-
-static char *
-ngx_http_llm_set_dtype(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
-    const ngx_http_llm_option_t *option)
-{
-    ngx_str_t  *value;
-
-    value = cf->args->elts;
-
-    if (ngx_strcmp(value[1].data, "f16") != 0
-        && ngx_strcmp(value[1].data, "q8_0") != 0)
-    {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "%V \"%V\" of llm_engine \"%V\" is invalid: use "
-                           "\"f16\" or \"q8_0\"", &value[0], &value[1],
-                           &engine->name);
-        return NGX_CONF_ERROR;
-    }
-
-    *(ngx_str_t *) ((char *) engine + option->offset) = value[1];
-
-    return NGX_CONF_OK;
-}
-
-
-static char *
-ngx_http_llm_set_slots(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
-    const ngx_http_llm_option_t *option)
-{
-    char       *rv;
-    ngx_str_t  *value;
-
-    value = cf->args->elts;
-
-    rv = ngx_http_llm_set_number(cf, engine, option);
-
-    if (rv != NGX_CONF_OK) {
         return rv;
     }
 
-    if (engine->slots & (engine->slots - 1)) {
+    fd = open((char *) path->data, O_RDONLY|O_NONBLOCK|O_CLOEXEC);
+
+    if (fd == -1) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, ngx_errno,
+                           "%V \"%V\" of llm_engine \"%V\" cannot be read: "
+                           "check path and permissions", &value[0], path,
+                           &engine->name);
+        return NGX_CONF_ERROR;
+    }
+
+    err = fstat(fd, &st);
+    (void) close(fd);
+
+    if (err == -1 || !S_ISREG(st.st_mode) || st.st_size == 0) {
         ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "slots \"%V\" of llm_engine \"%V\" is invalid: "
-                           "use a power of two", &value[1], &engine->name);
+                           "%V \"%V\" of llm_engine \"%V\" is not a file or "
+                           "empty: give the path of a file", &value[0], path,
+                           &engine->name);
         return NGX_CONF_ERROR;
     }
 
@@ -605,61 +536,37 @@ ngx_http_llm_set_slots(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
 
 
 static char *
-ngx_http_llm_set_file(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
-    const ngx_http_llm_option_t *option)
-{
-    ngx_str_t  *value, *field;
-
-    value = cf->args->elts;
-    field = (ngx_str_t *) ((char *) engine + option->offset);
-
-    *field = value[1];
-
-    return ngx_http_llm_block_file(cf, engine, &value[0], field);
-}
-
-
-static char *
-ngx_http_llm_set_program(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
-    const ngx_http_llm_option_t *option)
+ngx_http_llm_set_alias(ngx_conf_t *cf, ngx_http_llm_engine_t *engine)
 {
     ngx_str_t  *value;
 
     value = cf->args->elts;
-    engine->program = value[1];
 
-    if (ngx_conf_full_name(cf->cycle, &engine->program, 1) != NGX_OK) {
+    if (value[2].len <= 6 || value[2].len > 6 + 127
+        || ngx_strncmp(value[2].data, "alias=", 6) != 0)
+    {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "invalid parameter \"%V\" of model in "
+                           "llm_engine \"%V\": only \"alias=NAME\" with "
+                           "up to 127 characters may follow the path",
+                           &value[2], &engine->name);
         return NGX_CONF_ERROR;
     }
+
+    engine->alias.data = value[2].data + 6;
+    engine->alias.len = value[2].len - 6;
 
     return NGX_CONF_OK;
 }
 
 
 static char *
-ngx_http_llm_set_log(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
-    const ngx_http_llm_option_t *option)
+ngx_http_llm_set_level(ngx_conf_t *cf, ngx_http_llm_engine_t *engine)
 {
     ngx_str_t   *value;
     ngx_uint_t   i;
 
     value = cf->args->elts;
-    engine->log = value[1];
-
-    /* relative to the prefix, as error_log is */
-
-    if (engine->log.len == 0
-        || ngx_conf_full_name(cf->cycle, &engine->log, 0) != NGX_OK)
-    {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "log of llm_engine \"%V\" is empty: give a path",
-                           &engine->name);
-        return NGX_CONF_ERROR;
-    }
-
-    if (cf->args->nelts == 2) {
-        return NGX_CONF_OK;
-    }
 
     for (i = 0; ngx_http_llm_log_levels[i]; i++) {
         if (ngx_strcmp(value[2].data, ngx_http_llm_log_levels[i]) == 0) {

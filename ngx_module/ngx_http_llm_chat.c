@@ -10,7 +10,7 @@
 
 static void ngx_http_llm_chat_open(ngx_http_llm_choice_t *choice);
 static void ngx_http_llm_chat_begin(ngx_http_llm_choice_t *choice);
-static void ngx_http_llm_chat_close(ngx_http_llm_choice_t *choice);
+static void ngx_http_llm_chat_choice(ngx_http_llm_choice_t *choice);
 static void ngx_http_llm_chat_logprobs(ngx_http_llm_out_t *out,
     const llm_delta_t *delta);
 static void ngx_http_llm_chat_logprob(ngx_http_llm_out_t *out,
@@ -98,7 +98,7 @@ ngx_http_llm_chat_delta(ngx_http_llm_choice_t *choice,
 
     ngx_http_llm_out_lit(out, ",\"finish_reason\":null");
 
-    ngx_http_llm_chat_close(choice);
+    ngx_http_llm_api_chunk_end(choice);
 }
 
 
@@ -115,7 +115,7 @@ ngx_http_llm_chat_finish(ngx_http_llm_choice_t *choice)
     ngx_http_llm_out_lit(out, "{},\"logprobs\":null,\"finish_reason\":");
     ngx_http_llm_api_finish(choice);
 
-    ngx_http_llm_chat_close(choice);
+    ngx_http_llm_api_chunk_end(choice);
 }
 
 
@@ -136,94 +136,53 @@ ngx_http_llm_chat_open(ngx_http_llm_choice_t *choice)
                          "{\"role\":\"assistant\",\"content\":\"\"},"
                          "\"logprobs\":null,\"finish_reason\":null");
 
-    ngx_http_llm_chat_close(choice);
+    ngx_http_llm_api_chunk_end(choice);
 }
 
-
-/* a chunk up to its delta, and from behind finish_reason */
 
 static void
 ngx_http_llm_chat_begin(ngx_http_llm_choice_t *choice)
 {
-    ngx_http_llm_out_t  *out;
-
-    out = &choice->ctx->out;
-
-    ngx_http_llm_sse_begin(out);
-    ngx_http_llm_api_head(choice->ctx, "chat.completion.chunk");
-    ngx_http_llm_out_lit(out, ",\"choices\":[{\"index\":");
-    ngx_http_llm_out_uint(out, choice->index);
-    ngx_http_llm_out_lit(out, ",\"delta\":");
-}
-
-
-static void
-ngx_http_llm_chat_close(ngx_http_llm_choice_t *choice)
-{
-    ngx_http_llm_out_t  *out;
-
-    out = &choice->ctx->out;
-
-    ngx_http_llm_out_lit(out, "}]");
-    ngx_http_llm_api_chunk_usage(choice);
-    ngx_http_llm_out_lit(out, "}");
-    ngx_http_llm_sse_end(out);
+    ngx_http_llm_api_chunk(choice, "chat.completion.chunk", ",\"delta\":");
 }
 
 
 void
 ngx_http_llm_chat_end(ngx_http_llm_ctx_t *ctx)
 {
-    ngx_uint_t              i;
-    ngx_http_llm_out_t     *out;
-    ngx_http_llm_choice_t  *choice;
-
-    out = &ctx->out;
-
     if (ctx->query.stream) {
-
-        if (ctx->query.include_usage) {
-            ngx_http_llm_api_usage_event(ctx, "chat.completion.chunk");
-        }
-
+        ngx_http_llm_api_usage_event(ctx, "chat.completion.chunk");
         return;
     }
 
-    ngx_http_llm_api_head(ctx, "chat.completion");
-    ngx_http_llm_out_lit(out, ",\"choices\":[");
+    ngx_http_llm_api_response(ctx, "chat.completion",
+                              ngx_http_llm_chat_choice);
 
-    for (i = 0; i < ctx->n_choices; i++) {
-        choice = &ctx->choices[i];
+    ngx_http_llm_out_lit(&ctx->out, ",\"system_fingerprint\":null,"
+                                    "\"service_tier\":null}");
+}
 
-        if (i) {
-            ngx_http_llm_out_lit(out, ",");
-        }
 
-        ngx_http_llm_out_lit(out, "{\"index\":");
-        ngx_http_llm_out_uint(out, choice->index);
-        ngx_http_llm_out_lit(out, ",\"message\":{\"role\":\"assistant\","
-                                  "\"content\":\"");
-        ngx_http_llm_out_splice(out, &choice->text);
-        ngx_http_llm_out_lit(out, "\",\"refusal\":null},\"logprobs\":");
+static void
+ngx_http_llm_chat_choice(ngx_http_llm_choice_t *choice)
+{
+    ngx_http_llm_out_t  *out;
 
-        if (ctx->query.logprobs) {
-            ngx_http_llm_out_lit(out, "{\"content\":[");
-            ngx_http_llm_out_splice(out, &choice->array[0]);
-            ngx_http_llm_out_lit(out, "],\"refusal\":null}");
+    out = &choice->ctx->out;
 
-        } else {
-            ngx_http_llm_out_lit(out, "null");
-        }
+    ngx_http_llm_out_lit(out, ",\"message\":{\"role\":\"assistant\","
+                              "\"content\":\"");
+    ngx_http_llm_out_splice(out, &choice->text);
+    ngx_http_llm_out_lit(out, "\",\"refusal\":null},\"logprobs\":");
 
-        ngx_http_llm_out_lit(out, ",\"finish_reason\":");
-        ngx_http_llm_api_finish(choice);
-        ngx_http_llm_out_lit(out, "}");
+    if (choice->ctx->query.logprobs) {
+        ngx_http_llm_out_lit(out, "{\"content\":[");
+        ngx_http_llm_out_splice(out, &choice->array[0]);
+        ngx_http_llm_out_lit(out, "],\"refusal\":null}");
+
+    } else {
+        ngx_http_llm_out_lit(out, "null");
     }
-
-    ngx_http_llm_out_lit(out, "],");
-    ngx_http_llm_api_usage(ctx);
-    ngx_http_llm_out_lit(out, ",\"system_fingerprint\":null,"
-                              "\"service_tier\":null}");
 }
 
 

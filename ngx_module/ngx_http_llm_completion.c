@@ -22,7 +22,7 @@ static ngx_int_t ngx_http_llm_completion_prompts(ngx_http_llm_ctx_t *ctx,
 static ngx_int_t ngx_http_llm_completion_prompt(ngx_http_llm_ctx_t *ctx,
     const cJSON *item);
 static void ngx_http_llm_completion_begin(ngx_http_llm_choice_t *choice);
-static void ngx_http_llm_completion_close(ngx_http_llm_choice_t *choice);
+static void ngx_http_llm_completion_choice(ngx_http_llm_choice_t *choice);
 static void ngx_http_llm_completion_array(ngx_http_llm_choice_t *choice,
     ngx_http_llm_out_t *out, const llm_delta_t *delta, ngx_uint_t which);
 static void ngx_http_llm_completion_top(ngx_http_llm_out_t *out,
@@ -181,7 +181,7 @@ ngx_http_llm_completion_delta(ngx_http_llm_choice_t *choice,
 
     ngx_http_llm_out_lit(out, ",\"finish_reason\":null");
 
-    ngx_http_llm_completion_close(choice);
+    ngx_http_llm_api_chunk_end(choice);
 }
 
 
@@ -197,97 +197,56 @@ ngx_http_llm_completion_finish(ngx_http_llm_choice_t *choice)
     ngx_http_llm_out_lit(out, "\"\",\"logprobs\":null,\"finish_reason\":");
     ngx_http_llm_api_finish(choice);
 
-    ngx_http_llm_completion_close(choice);
+    ngx_http_llm_api_chunk_end(choice);
 }
 
-
-/* a chunk up to its text, and from behind finish_reason */
 
 static void
 ngx_http_llm_completion_begin(ngx_http_llm_choice_t *choice)
 {
-    ngx_http_llm_out_t  *out;
-
-    out = &choice->ctx->out;
-
-    ngx_http_llm_sse_begin(out);
-    ngx_http_llm_api_head(choice->ctx, "text_completion");
-    ngx_http_llm_out_lit(out, ",\"choices\":[{\"index\":");
-    ngx_http_llm_out_uint(out, choice->index);
-    ngx_http_llm_out_lit(out, ",\"text\":");
-}
-
-
-static void
-ngx_http_llm_completion_close(ngx_http_llm_choice_t *choice)
-{
-    ngx_http_llm_out_t  *out;
-
-    out = &choice->ctx->out;
-
-    ngx_http_llm_out_lit(out, "}]");
-    ngx_http_llm_api_chunk_usage(choice);
-    ngx_http_llm_out_lit(out, "}");
-    ngx_http_llm_sse_end(out);
+    ngx_http_llm_api_chunk(choice, "text_completion", ",\"text\":");
 }
 
 
 void
 ngx_http_llm_completion_end(ngx_http_llm_ctx_t *ctx)
 {
-    ngx_uint_t              i, k;
-    ngx_http_llm_out_t     *out;
-    ngx_http_llm_choice_t  *choice;
-
-    out = &ctx->out;
-
     if (ctx->query.stream) {
-
-        if (ctx->query.include_usage) {
-            ngx_http_llm_api_usage_event(ctx, "text_completion");
-        }
-
+        ngx_http_llm_api_usage_event(ctx, "text_completion");
         return;
     }
 
-    ngx_http_llm_api_head(ctx, "text_completion");
-    ngx_http_llm_out_lit(out, ",\"choices\":[");
+    ngx_http_llm_api_response(ctx, "text_completion",
+                              ngx_http_llm_completion_choice);
 
-    for (i = 0; i < ctx->n_choices; i++) {
-        choice = &ctx->choices[i];
+    ngx_http_llm_out_lit(&ctx->out, ",\"system_fingerprint\":null}");
+}
 
-        if (i) {
-            ngx_http_llm_out_lit(out, ",");
-        }
 
-        ngx_http_llm_out_lit(out, "{\"index\":");
-        ngx_http_llm_out_uint(out, choice->index);
-        ngx_http_llm_out_lit(out, ",\"text\":\"");
-        ngx_http_llm_out_splice(out, &choice->text);
-        ngx_http_llm_out_lit(out, "\",\"logprobs\":");
+static void
+ngx_http_llm_completion_choice(ngx_http_llm_choice_t *choice)
+{
+    ngx_uint_t           k;
+    ngx_http_llm_out_t  *out;
 
-        if (ctx->query.logprobs) {
+    out = &choice->ctx->out;
 
-            for (k = 0; k < NGX_HTTP_LLM_ARRAYS; k++) {
-                ngx_http_llm_out_write(out, ngx_http_llm_arrays[k],
-                                       ngx_strlen(ngx_http_llm_arrays[k]));
-                ngx_http_llm_out_splice(out, &choice->array[k]);
-            }
+    ngx_http_llm_out_lit(out, ",\"text\":\"");
+    ngx_http_llm_out_splice(out, &choice->text);
+    ngx_http_llm_out_lit(out, "\",\"logprobs\":");
 
-            ngx_http_llm_out_lit(out, "]}");
-
-        } else {
-            ngx_http_llm_out_lit(out, "null");
-        }
-
-        ngx_http_llm_out_lit(out, ",\"finish_reason\":");
-        ngx_http_llm_api_finish(choice);
-        ngx_http_llm_out_lit(out, "}");
+    if (!choice->ctx->query.logprobs) {
+        ngx_http_llm_out_lit(out, "null");
+        return;
     }
 
-    ngx_http_llm_out_lit(out, "],");
-    ngx_http_llm_api_usage(ctx);
-    ngx_http_llm_out_lit(out, ",\"system_fingerprint\":null}");
+    for (k = 0; k < NGX_HTTP_LLM_ARRAYS; k++) {
+        ngx_http_llm_out_write(out, ngx_http_llm_arrays[k],
+                               ngx_strlen(ngx_http_llm_arrays[k]));
+        ngx_http_llm_out_splice(out, &choice->array[k]);
+    }
+
+    ngx_http_llm_out_lit(out, "]}");
 }
 
 

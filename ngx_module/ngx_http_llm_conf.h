@@ -14,6 +14,11 @@ char *ngx_http_llm_conf_metrics(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 char *ngx_http_llm_conf_keepalive(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
+char *ngx_http_llm_conf_queue(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
+char *ngx_http_llm_conf_tenant(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+char *ngx_http_llm_conf_priority(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
 
 /* The engine of that name, or NULL. */
 ngx_http_llm_engine_t *ngx_http_llm_conf_find(ngx_http_llm_main_conf_t *lmcf,

@@ -157,7 +157,7 @@ ngx_http_llm_error_fail(ngx_http_llm_error_t *error, ngx_pool_t *pool,
         ngx_http_llm_error_set(error, pool, NGX_HTTP_SERVICE_UNAVAILABLE,
                                (char *) param, "%V", &text);
         error->code = "engine_busy";
-        error->retry_after = 1;
+        error->retry_after = ngx_max(fail->retry_after, 1);
         break;
 
     case LLM_FAIL_DRAINING:

@@ -19,7 +19,7 @@ static const char  *ngx_http_llm_refused[] = {
     "structured_outputs", "guided_json", "guided_regex", "guided_choice",
     "guided_grammar", "use_beam_search", "suffix", "prompt_logprobs",
     "prompt_embeds", "allowed_token_ids", "bad_words", "logits_processors",
-    "chat_template", "priority", "documents", NULL
+    "chat_template", "documents", NULL
 };
 
 

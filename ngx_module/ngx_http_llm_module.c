@@ -80,6 +80,27 @@ static ngx_command_t  ngx_http_llm_commands[] = {
       offsetof(ngx_http_llm_loc_conf_t, cache_salt),
       NULL },
 
+    { ngx_string("llm_queue"),
+      NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF|NGX_CONF_TAKE1,
+      ngx_http_llm_conf_queue,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      0,
+      NULL },
+
+    { ngx_string("llm_tenant"),
+      NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF|NGX_CONF_TAKE12,
+      ngx_http_llm_conf_tenant,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      0,
+      NULL },
+
+    { ngx_string("llm_priority"),
+      NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF|NGX_CONF_TAKE1,
+      ngx_http_llm_conf_priority,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      0,
+      NULL },
+
       ngx_null_command
 };
 
@@ -159,6 +180,9 @@ ngx_http_llm_create_loc_conf(ngx_conf_t *cf)
     llcf->timeout = NGX_CONF_UNSET_MSEC;
     llcf->keepalive = NGX_CONF_UNSET_MSEC;
     llcf->strict_context = NGX_CONF_UNSET;
+    llcf->queue = NGX_CONF_UNSET_UINT;
+    llcf->tenant = NGX_CONF_UNSET_PTR;
+    llcf->priority = NGX_CONF_UNSET_PTR;
 
     return llcf;
 }
@@ -173,6 +197,9 @@ ngx_http_llm_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
     ngx_conf_merge_msec_value(conf->timeout, prev->timeout, 600000);
     ngx_conf_merge_msec_value(conf->keepalive, prev->keepalive, 15000);
     ngx_conf_merge_value(conf->strict_context, prev->strict_context, 0);
+    ngx_conf_merge_uint_value(conf->queue, prev->queue, 0);
+    ngx_conf_merge_ptr_value(conf->tenant, prev->tenant, NULL);
+    ngx_conf_merge_ptr_value(conf->priority, prev->priority, NULL);
 
     if (conf->cache_salt == NULL) {
         conf->cache_salt = prev->cache_salt;

@@ -66,6 +66,22 @@ typedef struct {
 } ngx_http_llm_main_conf_t;
 
 
+/* llm_tenant */
+typedef struct {
+    ngx_http_complex_value_t   name;
+    ngx_http_complex_value_t  *weight;   /* NULL: the number below */
+    double                     number;
+    ngx_uint_t                 warned;   /* of a weight, once a process */
+} ngx_http_llm_tenant_t;
+
+
+/* llm_priority */
+typedef struct {
+    ngx_http_complex_value_t   value;
+    ngx_uint_t                 warned;   /* likewise */
+} ngx_http_llm_priority_t;
+
+
 typedef struct {
     ngx_str_t                engine_name;
     u_char                  *file;       /* of the llm_pass */
@@ -75,7 +91,10 @@ typedef struct {
     ngx_msec_t               timeout;
     ngx_msec_t               keepalive;
     ngx_flag_t               strict_context;
+    ngx_uint_t               queue;      /* 0: no limit */
     ngx_http_complex_value_t  *cache_salt;
+    ngx_http_llm_tenant_t     *tenant;   /* NULL: off */
+    ngx_http_llm_priority_t   *priority; /* NULL: the body's counts */
 } ngx_http_llm_loc_conf_t;
 
 

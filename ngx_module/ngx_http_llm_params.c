@@ -101,6 +101,12 @@ static const ngx_http_llm_field_t  ngx_http_llm_fields[] = {
       llm_at(params.top_logprobs), 0, LLM_TOP_MAX, 0, -1,
       "an integer between 0 and 20" },
 
+    /* among the requests of one tenant, lower first */
+
+    { "priority", NGX_HTTP_LLM_INT, NGX_HTTP_LLM_SAMPLED,
+      llm_at(params.priority), -llm_max - 1.0, llm_max, 0, 0,
+      "an integer of 32 bits" },
+
     { "stream", NGX_HTTP_LLM_FLAG, NGX_HTTP_LLM_SAMPLED,
       LLM_F_STREAM, 0, 0, 0, 0, "true or false" },
 

@@ -442,3 +442,15 @@ ngx_http_llm_ring_card(ngx_http_llm_ring_t *ring, llm_card_t *card)
     card->alias[sizeof(card->alias) - 1] = '\0';
     card->root[sizeof(card->root) - 1] = '\0';
 }
+
+
+ngx_uint_t
+ngx_http_llm_ring_retry(ngx_http_llm_ring_t *ring)
+{
+    uint32_t  seconds;
+
+    seconds = atomic_load_explicit(&ring->shm->header->retry_after,
+                                   memory_order_relaxed);
+
+    return ngx_max(seconds, 1);
+}

@@ -66,6 +66,9 @@ ngx_http_llm_ring_t *ngx_http_llm_ring_open(ngx_cycle_t *cycle,
     ngx_http_llm_engine_t *engine, ngx_http_llm_gen_t *gen);
 void ngx_http_llm_ring_close(ngx_http_llm_ring_t *ring);
 
+/* Seconds after which the engine expects to take more, at least 1. */
+ngx_uint_t ngx_http_llm_ring_retry(ngx_http_llm_ring_t *ring);
+
 /* A seat number, or -1 when all are taken. */
 ngx_int_t ngx_http_llm_ring_take(ngx_http_llm_ring_t *ring, void *owner);
 uint8_t *ngx_http_llm_ring_area(ngx_http_llm_ring_t *ring, ngx_uint_t seat,

@@ -4,6 +4,7 @@
  */
 
 #include "ngx_module/ngx_http_llm_submit.h"
+#include "ngx_module/ngx_http_llm_turn.h"
 
 #include <sys/random.h>
 
@@ -105,13 +106,17 @@ ngx_http_llm_submit(ngx_http_llm_ctx_t *ctx)
 
     if (ctx->conf->cache_salt
         && ngx_http_complex_value(ctx->request, ctx->conf->cache_salt,
-                                  &ctx->query.tenant)
+                                  &ctx->query.partition)
            != NGX_OK)
     {
         return ngx_http_llm_submit_nomem(ctx);
     }
 
     rc = ngx_http_llm_submit_parse(ctx, &body);
+
+    if (rc == NGX_OK && ngx_http_llm_turn(ctx) != NGX_OK) {
+        rc = ngx_http_llm_submit_nomem(ctx);
+    }
 
     if (rc == NGX_OK) {
         rc = ngx_http_llm_submit_choices(ctx);
@@ -385,7 +390,7 @@ ngx_http_llm_submit_choices(ngx_http_llm_ctx_t *ctx)
                                    "The engine is currently busy and cannot "
                                    "accept new requests, try again later.");
             ctx->error.code = "engine_busy";
-            ctx->error.retry_after = 1;
+            ctx->error.retry_after = ngx_http_llm_ring_retry(ctx->ring);
             return NGX_ERROR;
         }
 
@@ -409,22 +414,22 @@ ngx_http_llm_submit_section(llm_request_writer_t *w, uint32_t section,
 }
 
 
-/* the length keeps the two apart: a body cannot name another tenant */
+/* the length keeps the two apart: a body cannot name another partition */
 
 static void
 ngx_http_llm_submit_salt(llm_request_writer_t *w, ngx_http_llm_query_t *query)
 {
     uint32_t  len;
 
-    if (query->tenant.len == 0 && query->salt.len == 0) {
+    if (query->partition.len == 0 && query->salt.len == 0) {
         return;
     }
 
-    len = query->tenant.len;
+    len = query->partition.len;
 
     llm_request_section(w, LLM_SEC_SALT);
     llm_request_add(w, &len, sizeof(len));
-    llm_request_add(w, query->tenant.data, query->tenant.len);
+    llm_request_add(w, query->partition.data, query->partition.len);
     llm_request_add(w, query->salt.data, query->salt.len);
 }
 
@@ -435,6 +440,7 @@ ngx_http_llm_submit_build(ngx_http_llm_choice_t *choice)
     uint8_t                *area;
     uint32_t                cap, len, kind;
     ngx_uint_t              i;
+    llm_turn_t              turn;
     llm_params_t            params;
     ngx_http_llm_ctx_t     *ctx;
     llm_request_writer_t    w;
@@ -461,6 +467,13 @@ ngx_http_llm_submit_build(ngx_http_llm_choice_t *choice)
 
     llm_request_begin(&w, area, cap, kind, query->flags, &params);
 
+    /* they are submitted in a row: the first one speaks for all */
+
+    turn = query->turn;
+    turn.n_choices = (choice->index == 0) ? ctx->n_choices : 0;
+
+    llm_request_turn(&w, &turn);
+
     if (prompt) {
         llm_request_section(&w, LLM_SEC_PROMPT);
         llm_request_add(&w, prompt->data.data, prompt->data.len);
@@ -483,6 +496,7 @@ ngx_http_llm_submit_build(ngx_http_llm_choice_t *choice)
     ngx_http_llm_submit_section(&w, LLM_SEC_STOP_TOKENS, &query->stop_tokens);
     ngx_http_llm_submit_section(&w, LLM_SEC_LOGIT_BIAS, &query->bias);
     ngx_http_llm_submit_salt(&w, query);
+    ngx_http_llm_submit_section(&w, LLM_SEC_TENANT, &query->tenant);
 
     choice->request_len = llm_request_end(&w);
 

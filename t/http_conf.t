@@ -36,6 +36,25 @@ for my $line (@right) {
     is $status, 0, "good: $line" or diag $out;
 }
 
+# lines of a location that must work
+my @open = ('llm_queue 1;', 'llm_queue 1000000;', 'llm_queue off;',
+    'llm_tenant off;', 'llm_tenant one;', 'llm_tenant "";',
+    'llm_tenant $remote_user;', 'llm_tenant "$remote_addr-$remote_user";',
+    'llm_tenant x weight=0.01;', 'llm_tenant x weight=1000;',
+    'llm_tenant x weight=$http_x_weight;',
+    'llm_tenant x weight=2${http_x_weight};', 'llm_priority 0;',
+    'llm_priority -2147483648;', 'llm_priority 2147483647;',
+    'llm_priority off;', 'llm_priority $http_x_priority;',
+    'llm_cache_salt $remote_user;');
+
+for my $line (@open) {
+    for my $at ('llm_pass chat;', 'access_log off;', 'server {') {
+        $t->write_conf($good =~ s/\Q$at\E/$at $line/r);
+        ($status, $out) = $t->test_conf;
+        is $status, 0, "good: $at $line" or diag $out;
+    }
+}
+
 # and those that must not: (line, what the message names)
 my @wrong = (
     ['nonsense on;', qr/nonsense/],
@@ -80,6 +99,47 @@ for my $case (@wrong) {
     like $out, qr/nginx\.conf:\d+/, 'with file and line';
 }
 
+# of a location, the same
+my @closed = (
+    ['llm_queue 0;', qr/llm_queue "0".*from 1 to 1000000, or off/],
+    ['llm_queue 1000001;', qr/llm_queue "1000001"/],
+    ['llm_queue -1;', qr/llm_queue "-1"/],
+    ['llm_queue many;', qr/llm_queue "many"/],
+    ['llm_queue $http_x;', qr/llm_queue "\$http_x"/],
+    ['llm_queue "";', qr/llm_queue ""/],
+    ['llm_queue;', qr/llm_queue/],
+    ['llm_queue 1 2;', qr/llm_queue/],
+    ['llm_queue 1; llm_queue off;', qr/"llm_queue" directive is duplicate/],
+    ['llm_tenant;', qr/llm_tenant/],
+    ['llm_tenant x weight=0;', qr/weight "0" of llm_tenant.*0\.01 to 1000/],
+    ['llm_tenant x weight=0.009;', qr/weight "0\.009"/],
+    ['llm_tenant x weight=1000.1;', qr/weight "1000\.1"/],
+    ['llm_tenant x weight=-1;', qr/weight "-1"/],
+    ['llm_tenant x weight=1e2;', qr/weight "1e2"/],
+    ['llm_tenant x weight=nan;', qr/weight "nan"/],
+    ['llm_tenant x weight=;', qr/weight ""/],
+    ['llm_tenant x 2;', qr/parameter "2" of llm_tenant.*weight=/],
+    ['llm_tenant x weight=1 y;', qr/llm_tenant/],
+    ['llm_tenant off weight=2;', qr/"llm_tenant" directive off takes no/],
+    ['llm_tenant off; llm_tenant x;', qr/"llm_tenant" directive is duplicate/],
+    ['llm_priority high;', qr/llm_priority "high"/],
+    ['llm_priority 2147483648;', qr/llm_priority "2147483648"/],
+    ['llm_priority -2147483649;', qr/llm_priority "-2147483649"/],
+    ['llm_priority 1.5;', qr/llm_priority "1\.5"/],
+    ['llm_priority "";', qr/llm_priority ""/],
+    ['llm_priority -;', qr/llm_priority "-"/],
+    ['llm_priority 1; llm_priority 1;', qr/"llm_priority" directive is dupl/],
+);
+
+for my $case (@closed) {
+    my ($line, $like) = @$case;
+    $t->write_conf($good =~ s/llm_pass chat;/llm_pass chat; $line/r);
+    ($status, $out) = $t->test_conf;
+    is $status, 1, "refused: $line" or diag $out;
+    like $out, $like, 'names it';
+    like $out, qr/nginx\.conf:\d+/, 'with file and line';
+}
+
 my @whole = (
     ['no model', sub { s/model %?\S+ alias=smollm2;//r }, qr/model/],
     ['a model that is not there',
@@ -104,6 +164,15 @@ my @whole = (
         qr/llm_cache_salt.*duplicate/],
     ['llm_cache_salt of an unknown variable',
         sub { s/llm_pass chat;/llm_pass chat; llm_cache_salt \$nonesuch;/r },
+        qr/nonesuch/],
+    ['llm_tenant of an unknown variable',
+        sub { s/llm_pass chat;/llm_pass chat; llm_tenant \$nonesuch;/r },
+        qr/nonesuch/],
+    ['a weight of an unknown variable',
+        sub { s/llm_pass chat;/llm_pass chat; llm_tenant x weight=\$nonesuch;/r },
+        qr/nonesuch/],
+    ['llm_priority of an unknown variable',
+        sub { s/llm_pass chat;/llm_pass chat; llm_priority \$nonesuch;/r },
         qr/nonesuch/],
     ['llm_engine in server', sub { s/server \{/server { llm_engine x { }/r },
         qr/llm_engine/],

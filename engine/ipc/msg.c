@@ -16,6 +16,7 @@ enum { SECTION_ALIGN = 8 };
 
 _Static_assert(sizeof(llm_request_t) % SECTION_ALIGN == 0, "first section");
 _Static_assert(sizeof(llm_bias_t) == 8, "bias entries are packed");
+_Static_assert(sizeof(llm_turn_t) == 16, "no bytes of chance cross over");
 
 
 /* --- writing a request --- */
@@ -47,6 +48,7 @@ llm_request_begin(llm_request_writer_t *w, uint8_t *area, uint32_t cap,
     memset(&req, 0, sizeof(req));
     req.kind = kind;
     req.flags = flags;
+    req.turn = (llm_turn_t){ .n_choices = 1, .weight = 1 };
     req.params = *params;
 
     w->area = area;
@@ -64,6 +66,15 @@ llm_request_begin(llm_request_writer_t *w, uint8_t *area, uint32_t cap,
 
     memcpy(area, &req, sizeof(req));
     w->len = sizeof(req);
+}
+
+
+void
+llm_request_turn(llm_request_writer_t *w, const llm_turn_t *turn)
+{
+    if (!w->overflow) {
+        memcpy(w->area + offsetof(llm_request_t, turn), turn, sizeof(*turn));
+    }
 }
 
 
@@ -186,6 +197,18 @@ check_params(const llm_params_t *p)
 
 
 static const char *
+check_turn(const llm_turn_t *turn)
+{
+    /* a NaN fails both comparisons */
+    if (!(turn->weight >= LLM_WEIGHT_MIN && turn->weight <= LLM_WEIGHT_MAX)) {
+        return "the tenant's weight is out of range";
+    }
+
+    return NULL;
+}
+
+
+static const char *
 check_sections(const llm_request_t *req, uint32_t len)
 {
     for (int i = 0; i < LLM_SEC_MAX; i++) {
@@ -276,6 +299,10 @@ check_contents(const uint8_t *area, const llm_request_t *req)
         return "the stop tokens are not whole";
     }
 
+    if (s[LLM_SEC_TENANT].len > LLM_TENANT_MAX) {
+        return "the tenant's name is too long";
+    }
+
     why = check_stops(area + s[LLM_SEC_STOP].off, s[LLM_SEC_STOP].len);
 
     if (why == NULL) {
@@ -314,6 +341,10 @@ llm_request_decode(const uint8_t *area, uint32_t len, const llm_request_t **req,
 
     if (*why == NULL) {
         *why = check_params(&r->params);
+    }
+
+    if (*why == NULL) {
+        *why = check_turn(&r->turn);
     }
 
     if (*why == NULL) {

@@ -43,6 +43,8 @@ enum {
     LLM_SEC_STOP_TOKENS, /* int32 ids */
     LLM_SEC_LOGIT_BIAS,  /* repeated llm_bias_t */
     LLM_SEC_SALT,        /* any bytes: KV pages are shared under equal ones */
+    LLM_SEC_TENANT,      /* any bytes: whose request it is; at most
+                            LLM_TENANT_MAX */
     LLM_SEC_MAX
 };
 
@@ -77,6 +79,7 @@ typedef struct {
     int32_t max_tokens;       /* -1: whatever fits */
     int32_t min_tokens;
     int32_t top_logprobs; /* 0 … 20 */
+    int32_t priority;     /* within a tenant, lower first */
     uint64_t seed;        /* always set: the module draws one if absent */
 } llm_params_t;
 
@@ -85,9 +88,24 @@ typedef struct {
     uint32_t len;
 } llm_section_t;
 
+enum { LLM_TENANT_MAX = 255 };
+
+#define LLM_WEIGHT_MIN 0.01
+#define LLM_WEIGHT_MAX 1000.0
+
+/* How a request stands in line.  Slots that carry one request of a client
+ * (several prompts, several answers) are submitted one behind the other: the
+ * first has their number, the others 0, and are taken or refused with it. */
+typedef struct {
+    uint32_t max_queue; /* sequences that may wait; 0: no limit */
+    uint32_t n_choices;
+    double weight; /* the tenant's share, LLM_WEIGHT_MIN … LLM_WEIGHT_MAX */
+} llm_turn_t;
+
 typedef struct {
     uint32_t kind;  /* LLM_REQ_… */
     uint32_t flags; /* LLM_F_… */
+    llm_turn_t turn;
     llm_params_t params;
     llm_section_t section[LLM_SEC_MAX];
 } llm_request_t;
@@ -110,6 +128,9 @@ void llm_request_begin(llm_request_writer_t *w, uint8_t *area, uint32_t cap,
                        uint32_t kind, uint32_t flags,
                        const llm_params_t *params);
 
+/* Instead of what llm_request_begin sets: no limit, one choice, weight 1. */
+void llm_request_turn(llm_request_writer_t *w, const llm_turn_t *turn);
+
 /* Starts section sec, 8-aligned; bytes follow by llm_request_add until the
  * next llm_request_section or llm_request_end.  Each section once. */
 void llm_request_section(llm_request_writer_t *w, uint32_t sec);
@@ -119,8 +140,8 @@ void llm_request_add(llm_request_writer_t *w, const void *bytes, size_t len);
 uint32_t llm_request_end(llm_request_writer_t *w);
 
 /* Checks kind, ranges (also NaN), section bounds and alignment, that int32 and
- * bias sections are whole, that stop strings parse.  0, or -1 with a static
- * sentence in *why.  On success *req points into area. */
+ * bias sections are whole, that stop strings parse, the tenant's length.  0,
+ * or -1 with a static sentence in *why.  On success *req points into area. */
 int llm_request_decode(const uint8_t *area, uint32_t len,
                        const llm_request_t **req, const char **why);
 
@@ -204,9 +225,10 @@ enum {
 };
 
 typedef struct {
-    uint32_t fail;  /* LLM_FAIL_… */
-    char param[32]; /* field at fault or "" */
-    char text[480]; /* one sentence */
+    uint32_t fail;        /* LLM_FAIL_… */
+    uint32_t retry_after; /* seconds, 0: not known */
+    char param[32];       /* field at fault or "" */
+    char text[480];       /* one sentence */
 } llm_fail_t;
 
 /* A decoded record; pointers lead into the buffer that was decoded. */

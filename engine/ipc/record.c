@@ -163,6 +163,7 @@ llm_encode_fail(uint8_t *out, uint32_t out_cap, const llm_fail_t *fail)
 
     put_u32(&o, LLM_REC_ERROR);
     put_u32(&o, fail->fail);
+    put_u32(&o, fail->retry_after);
     put_u32(&o, param_len);
     put_u32(&o, text_len);
     put_bytes(&o, fail->param, param_len);
@@ -336,6 +337,7 @@ decode_fail(in_t *in, llm_fail_t *fail)
     uint32_t param_len, text_len;
 
     fail->fail = get_u32(in);
+    fail->retry_after = get_u32(in);
     param_len = get_u32(in);
     text_len = get_u32(in);
 

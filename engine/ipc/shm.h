@@ -38,7 +38,7 @@
 #include "engine/ipc/stats.h"
 
 enum {
-    LLM_SHM_ABI = 2, /* changes with every change of this layout */
+    LLM_SHM_ABI = 3, /* changes with every change of this layout */
     LLM_MAX_WORKERS = 256,
     LLM_MAX_SLOTS = 4096, /* per worker */
 };
@@ -96,6 +96,8 @@ typedef struct {
     _Atomic int32_t pid;           /* engine */
     _Atomic uint32_t crashes;      /* launcher: starts that followed a death */
     _Atomic uint64_t heartbeat_ns; /* engine: monotonic time of its last turn */
+    _Atomic uint32_t retry_after;  /* engine: seconds until those that wait now
+                                      would run; 0: no turn yet */
     char reason[512];              /* engine: why it did not start */
     llm_card_t card;               /* engine */
 

@@ -310,6 +310,7 @@ llm_shm_takeover(llm_shm_t *shm, int32_t pid)
     /* before the epoch: nobody may find a new epoch READY too early */
     atomic_store(&h->state, LLM_ENGINE_LOADING);
     atomic_store(&h->idle, 0);
+    atomic_store(&h->retry_after, 0);
 
     for (uint32_t i = 0; i < shm->geo.n_workers; i++) {
         if (llm_worker_reap(shm, i)) {

@@ -47,7 +47,9 @@ struct seq_s {
     bool parked;      /* the client is slow: left out of steps */
     bool want_prompt; /* logits of prompt rows too (echo with logprobs): all
                          of it is computed, whatever is cached */
-    uint64_t arrival; /* order of submission, set by sched_add */
+    int priority;     /* lower first, among the sequences of a tenant */
+    struct tenant_s *tenant; /* NULL: the nameless one, weight 1 */
+    uint64_t arrival;        /* order of submission, set by sched_add */
     int preemptions;
 
     void *owner; /* the request */

@@ -120,6 +120,7 @@ send(const life_t *life)
     ask_begin(&a);
     ask_section(&a, chat ? LLM_SEC_MESSAGES : LLM_SEC_PROMPT, prompt, len);
     ask_section(&a, LLM_SEC_LOGIT_BIAS, &bias, sizeof(bias));
+    ask_section(&a, LLM_SEC_TENANT, "acme", 4);
     ask_section(&a, LLM_SEC_STOP_TOKENS, &stop, sizeof(stop));
     ask_stop(&a, stops);
 

@@ -48,6 +48,7 @@ test_round(void **state)
     assert_int_equal(llm_stats_get(&shm.stats->slots_used), 0);
     assert_int_equal(llm_stats_get(&shm.stats->generation_tokens), 7);
     assert_true(atomic_load(&shm.header->heartbeat_ns) > 0);
+    assert_int_equal(atomic_load(&shm.header->retry_after), 1);
     assert_false(turn());
 }
 
@@ -253,7 +254,7 @@ test_quit(void **state)
     assert_false(port_done(&port, engine));
     tell(3);
     turn();
-    assert_true(port.quit);
+    assert_true(port.fds.quit);
 
     /* workers live, requests run: not yet; new ones are still taken */
     assert_false(port_done(&port, engine));
@@ -350,7 +351,7 @@ test_channel(void **state)
 
     close(channel);
     turn();
-    assert_false(port.channel);
+    assert_false(port.fds.channel);
     assert_false(port_done(&port, engine));
     channel = dup(0);
     still_serves(0, 0);
@@ -406,7 +407,7 @@ test_signals(void **state)
             raise(signals[i]);
             turn();
             const bool quit = signals[i] == SIGQUIT;
-            _exit(port.quit == quit && port.terminate == !quit ? 0 : 1);
+            _exit(port.fds.quit == quit && port.fds.terminate == !quit ? 0 : 1);
         }
 
         assert_int_equal(waitpid(pid, &status, 0), pid);

@@ -92,6 +92,9 @@ request_round_trip(void **state)
     assert_int_equal(req->kind, LLM_REQ_CHAT);
     assert_int_equal(req->flags, LLM_F_STREAM | LLM_F_LOGPROBS);
     assert_memory_equal(&req->params, &defaults, sizeof(defaults));
+    assert_int_equal(req->turn.max_queue, 0);
+    assert_int_equal(req->turn.n_choices, 1);
+    assert_true(req->turn.weight == 1);
 
     const uint8_t *base = (const uint8_t *) req;
     const llm_section_t *s = req->section;
@@ -118,6 +121,61 @@ request_round_trip(void **state)
     assert_int_equal(n, 3);
     assert_memory_equal(text, "END", 3);
     assert_false(llm_stop_next(stop, s[LLM_SEC_STOP].len, &pos, &text, &n));
+}
+
+
+/* The turn goes where it belongs, before and after sections; into nothing when
+ * the area is too small. */
+static void
+request_turn(void **state)
+{
+    const llm_turn_t turn = { .max_queue = UINT32_MAX,
+                              .n_choices = 64,
+                              .weight = 0.25 };
+    _Alignas(8) uint8_t area[1024];
+    llm_request_writer_t w;
+    const llm_request_t *req = NULL;
+    const char *why;
+
+    (void) state;
+
+    for (int late = 0; late < 2; late++) {
+        llm_request_begin(&w, area, sizeof(area), LLM_REQ_TEXT, 0, &defaults);
+
+        if (!late) {
+            llm_request_turn(&w, &turn);
+        }
+
+        llm_request_section(&w, LLM_SEC_TENANT);
+        llm_request_add(&w, "ten\0ant", 7);
+        llm_request_section(&w, LLM_SEC_PROMPT);
+        llm_request_add(&w, "Hi", 2);
+
+        if (late) {
+            llm_request_turn(&w, &turn);
+        }
+
+        const uint32_t len = llm_request_end(&w);
+
+        assert_int_equal(decode(area, len, &req, &why), 0);
+        assert_memory_equal(&req->turn, &turn, sizeof(turn));
+        assert_memory_equal(&req->params, &defaults, sizeof(defaults));
+
+        const llm_section_t *s = &req->section[LLM_SEC_TENANT];
+
+        assert_int_equal(s->len, 7);
+        assert_memory_equal((const uint8_t *) req + s->off, "ten\0ant", 7);
+    }
+
+    memset(area, 0x5a, sizeof(area));
+    llm_request_begin(&w, area, sizeof(llm_request_t) - 1, LLM_REQ_TEXT, 0,
+                      &defaults);
+    llm_request_turn(&w, &turn);
+    assert_int_equal(llm_request_end(&w), 0);
+
+    for (size_t i = 0; i < sizeof(area); i++) {
+        assert_int_equal(area[i], 0x5a);
+    }
 }
 
 
@@ -202,6 +260,7 @@ good(void)
 
     memset(&s, 0, sizeof(s));
     s.req.kind = LLM_REQ_TEXT;
+    s.req.turn.weight = 1;
     s.req.params = defaults;
     s.req.section[LLM_SEC_PROMPT].off = sizeof(llm_request_t);
     s.req.section[LLM_SEC_PROMPT].len = 16;
@@ -220,6 +279,53 @@ accepted(const spoil_t *s)
     assert_true(rc == 0 ? why == NULL : why != NULL && why[0] != '\0');
 
     return rc == 0;
+}
+
+
+static void
+request_tenant(void **state)
+{
+    static const struct {
+        double weight;
+        bool ok;
+    } rows[] = {
+        { 1, true },         { LLM_WEIGHT_MIN, true },
+        { 1000, true },      { 0, false },
+        { -1, false },       { 0.0099999, false },
+        { 1000.001, false }, { 1e300, false },
+        { INFINITY, false }, { -INFINITY, false },
+        { NAN, false },      { -NAN, false },
+        { 4.9e-324, false },
+    };
+    _Alignas(8) uint8_t area[sizeof(llm_request_t) + 512];
+    llm_request_writer_t w;
+    const llm_request_t *req;
+    const char *why;
+    const uint8_t name[LLM_TENANT_MAX + 1] = { 0 };
+
+    (void) state;
+
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        spoil_t s = good();
+
+        s.req.turn.weight = rows[i].weight;
+        assert_int_equal(accepted(&s), rows[i].ok);
+    }
+
+    for (size_t len = LLM_TENANT_MAX - 1; len <= sizeof(name); len++) {
+        llm_request_begin(&w, area, sizeof(area), LLM_REQ_TEXT, 0, &defaults);
+        llm_request_section(&w, LLM_SEC_TENANT);
+        llm_request_add(&w, name, len);
+        assert_int_equal(decode(area, llm_request_end(&w), &req, &why),
+                         len <= LLM_TENANT_MAX ? 0 : -1);
+    }
+
+    /* the queue's numbers may be any */
+    spoil_t s = good();
+
+    s.req.turn.max_queue = UINT32_MAX;
+    s.req.turn.n_choices = UINT32_MAX;
+    assert_true(accepted(&s));
 }
 
 
@@ -287,6 +393,8 @@ request_integers(void **state)
         { offsetof(llm_params_t, top_logprobs), 0, true },
         { offsetof(llm_params_t, top_logprobs), 20, true },
         { offsetof(llm_params_t, top_logprobs), 21, false },
+        { offsetof(llm_params_t, priority), INT32_MIN, true },
+        { offsetof(llm_params_t, priority), INT32_MAX, true },
     };
 
     (void) state;
@@ -445,6 +553,8 @@ main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(request_round_trip),
+        cmocka_unit_test(request_turn),
+        cmocka_unit_test(request_tenant),
         cmocka_unit_test(request_overflow),
         cmocka_unit_test(request_writer_misuse),
         cmocka_unit_test(request_floats),

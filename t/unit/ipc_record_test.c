@@ -111,6 +111,7 @@ static void
 record_fail(void **state)
 {
     llm_fail_t fail = { .fail = LLM_FAIL_CONTEXT,
+                        .retry_after = 599,
                         .param = "messages",
                         .text = "This prompt has too many tokens." };
     uint8_t out[LLM_RECORD_MAX];
@@ -119,17 +120,18 @@ record_fail(void **state)
 
     (void) state;
 
-    assert_int_equal(len, 16 + 8 + 32);
+    assert_int_equal(len, 20 + 8 + 32);
     only_whole(out, len);
     assert_int_equal(decode_record(out, len, &record), 0);
     assert_int_equal(record.type, LLM_REC_ERROR);
     assert_int_equal(record.u.fail.fail, LLM_FAIL_CONTEXT);
+    assert_int_equal(record.u.fail.retry_after, 599);
     assert_string_equal(record.u.fail.param, "messages");
     assert_string_equal(record.u.fail.text, fail.text);
 
-    out[18] = '\0'; /* inside param */
+    out[22] = '\0'; /* inside param */
     assert_int_equal(decode_record(out, len, &record), -1);
-    out[18] = 's';
+    out[22] = 's';
     out[4] = 0;
     assert_int_equal(decode_record(out, len, &record), -1);
     out[4] = LLM_FAIL_DRAINING + 1;
@@ -139,14 +141,14 @@ record_fail(void **state)
     memset(fail.param, 'p', sizeof(fail.param));
     memset(fail.text, 't', sizeof(fail.text));
     len = llm_encode_fail(out, sizeof(out), &fail);
-    assert_int_equal(len, 16 + 31 + 479);
+    assert_int_equal(len, 20 + 31 + 479);
     assert_int_equal(decode_record(out, len, &record), 0);
     assert_int_equal(strlen(record.u.fail.param), 31);
     assert_int_equal(strlen(record.u.fail.text), 479);
 
     /* a name that would fill its field to the brim, all else in order */
-    out[8] = 32;
-    out[12] = 478 & 0xff;
+    out[12] = 32;
+    out[16] = 478 & 0xff;
     assert_int_equal(decode_record(out, len, &record), -1);
 }
 
