@@ -1,23 +1,22 @@
 /*
  * How much of the output that it may still generate a running sequence is
- * expected to generate: the ratio of SGLang's scheduler.
+ * expected to generate: a ratio, after SGLang's scheduler.
  *
  * Whoever is admitted must leave room for what those that run are expected to
- * need.  The ratio begins high and sinks with every step that decodes, until
- * pages run out: then it rises to what those that run have generated of their
- * possible output, and a little more.
+ * need.  The ratio begins high and sinks with every step that decodes; every
+ * step in which pages run out raises it by half and a little.  So it settles
+ * where pages run out now and then, wherever that is: clients that ask for as
+ * much as they need want some 0.1, those that ask for all there is 0.02.
  */
 
 #ifndef ENGINE_SCHED_ESTIMATE_H
 #define ENGINE_SCHED_ESTIMATE_H
 
-#include "engine/base/list.h"
 #include "engine/sched/seq.h"
 
 typedef struct {
     double ratio; /* 0 … 1 */
-    double least; /* it sinks to this */
-    double fall;  /* by so much a step */
+    bool fixed;   /* at 0 */
 } estimate_t;
 
 
@@ -30,7 +29,7 @@ int estimate_tokens(const estimate_t *estimate, const seq_t *seq);
 /* A step has generated tokens. */
 void estimate_sink(estimate_t *estimate);
 
-/* Pages have run out; running is the queue of those that are left. */
-void estimate_rise(estimate_t *estimate, const list_t *running);
+/* Pages have run out. */
+void estimate_rise(estimate_t *estimate);
 
 #endif /* ENGINE_SCHED_ESTIMATE_H */

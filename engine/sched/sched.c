@@ -310,7 +310,7 @@ make_room(sched_t *sched)
     }
 
     if (short_of_pages) {
-        estimate_rise(&sched->estimate, head);
+        estimate_rise(&sched->estimate);
     }
 }
 

@@ -100,7 +100,6 @@ storm_add(storm_t *s)
 
         sched_add(s->sched, &a->seq);
         a->twin.id = s->next_id++;
-        a->twin.n_prompt = prompt;
         a->twin.n_tokens = a->seq.n_tokens;
         a->twin.cap = a->seq.cap_tokens;
         a->twin.priority = a->seq.priority;

@@ -22,7 +22,7 @@ typedef struct {
 
 typedef struct {
     int id;
-    int n_prompt, n_tokens, cap;
+    int n_tokens, cap;
     int computed;
     int count; /* in this step */
     int charged;
@@ -326,20 +326,7 @@ twin_running(twin_t *t)
     }
 
     if (rise && t->adapts) {
-        double generated = 0, whole = 0;
-
-        for (int i = 0; i < t->n_running; i++) {
-            const twin_seq_t *s = t->running[i];
-
-            if (!s->parked) {
-                generated += s->n_tokens - s->n_prompt + 20;
-                whole += s->cap - s->n_prompt;
-            }
-        }
-
-        if (whole > 0) {
-            t->ratio = fmax(t->ratio, fmin(1, generated / whole));
-        }
+        t->ratio = fmin(t->ratio * 1.5 + 0.01, 1);
     }
 }
 
@@ -562,8 +549,8 @@ twin_begin(twin_t *t)
         s->count = 0;
     }
 
-    if (generated && t->adapts && t->ratio > 0.1) {
-        t->ratio = fmax(t->ratio - 0.001, 0.1);
+    if (generated && t->adapts) {
+        t->ratio = fmax(t->ratio * 0.997, 0.01);
     }
 
     t->share = t->max_tokens / (n > 4 ? 4 : n > 0 ? n : 1);
