@@ -1,12 +1,13 @@
 /*
  * The estimate of outputs, used by admit.c and sched.c.
  *
- * SGLang's ratio falls by the same amount in each step, to 0.1, and jumps to
- * the part of the possible output that has been generated.  In simulations
- * (t/unit/sched_sim_test.c) that left 40 % of the pages unused when clients do
- * not limit their output, because 0.1 of all that is possible is far too much,
- * and the jump is far too high elsewhere.  Factors fit all of them: over 90 %
- * of the pages are used and some 1 % of the requests preempted.
+ * SGLang's ratio starts at 0.7, falls by the same amount in each step down to
+ * 0.1, and jumps to the part of the possible output that has been generated.
+ * In simulations (t/unit/sched_sim_test.c) that left 40 % of the pages unused
+ * when clients do not limit their output, because 0.1 of all that is possible
+ * is far too much, and jumped far too high for the others.  Factors fit all of
+ * them: over 90 % of the pages are used and some 1 % of the requests preempted,
+ * and a high start only costs time.
  */
 
 #include "engine/sched/estimate.h"
@@ -15,11 +16,9 @@
 
 enum { OUTPUT_MAX = 4096 }; /* an output expected to be longer is no plan */
 
-static const double ratio_start = 0.7;
+static const double ratio_start = 0.1;
 static const double ratio_least = 0.01;
-
-/* from the start to 0.1 in some 600 steps */
-static const double fall = 0.997;
+static const double fall = 0.997; /* to a tenth in some 800 steps */
 static const double rise = 1.5;
 static const double rise_more = 0.01;
 

@@ -341,7 +341,7 @@ storm_run(random_t *random, int n_steps, uint64_t *preemptions)
                   .reserve = reserve ? pages_of(s.max_len) * 16 : 0,
                   .ratio = ratio < 0   ? 0
                            : ratio > 0 ? ratio
-                                       : 0.7,
+                                       : 0.1,
                   .adapts = ratio >= 0,
                   .last_left = -1,
                   .whole = whole };
