@@ -262,11 +262,10 @@ fair_release(fair_t *fair, tenant_t *tenant)
 }
 
 
-double
-fair_smallest(const fair_t *fair)
+const tenant_t *
+fair_first(const fair_t *fair)
 {
-    return fair->waiting.n > 0 ? fair->waiting.items[0]->counter
-                               : (double) INFINITY;
+    return fair->waiting.n > 0 ? fair->waiting.items[0] : NULL;
 }
 
 
@@ -274,7 +273,8 @@ fair_smallest(const fair_t *fair)
 static double
 floor_of(const fair_t *fair)
 {
-    double least = fair_smallest(fair);
+    const tenant_t *first = fair_first(fair);
+    double least = first != NULL ? first->counter : (double) INFINITY;
 
     for (const list_t *l = fair->aside.next; l != &fair->aside; l = l->next) {
         const tenant_t *tenant = list_entry(l, const tenant_t, aside);

@@ -98,8 +98,8 @@ void fair_pull(fair_t *fair, seq_t *seq);
 /* Charges the sequence's tenant for tokens that it has not yet paid. */
 void fair_charge(fair_t *fair, seq_t *seq, int tokens, int price);
 
-/* The smallest counter of those that wait, or infinity. */
-double fair_smallest(const fair_t *fair);
+/* The tenant that is to be served next; NULL: nobody waits. */
+const tenant_t *fair_first(const fair_t *fair);
 
 /* The candidate of this step: the first that is neither parked nor skipped, of
  * the tenant with the smallest counter.  NULL: none. */

@@ -230,8 +230,10 @@ static bool
 stands_back(const sched_t *sched, const seq_t *seq)
 {
     const list_t *line = &seq->tenant->waiting;
+    const tenant_t *first = fair_first(&sched->fair);
 
-    return fair_smallest(&sched->fair) < seq->tenant->counter
+    return (first != NULL && first != seq->tenant
+            && first->counter <= seq->tenant->counter)
            || (!list_empty(line)
                && sched_seq(line->next)->priority < seq->priority);
 }

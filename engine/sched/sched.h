@@ -35,8 +35,9 @@
  *
  * A long prompt gets at most its share of a step while others want some of the
  * step too: max(long_prefill, max_tokens / how many, max_tokens / 4).  It gets
- * a single token while a tenant waits that was served less than its own, or a
- * more urgent sequence of its own: first these must have had their chance.
+ * a single token while another tenant waits that was served no more than its
+ * own, or a more urgent sequence of its own: first these must have had their
+ * chance.
  * What nobody else took goes to it in the end.
  *
  * A parked sequence is left out of steps.  It keeps its pages and counts among

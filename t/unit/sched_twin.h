@@ -275,16 +275,42 @@ twin_victim(const twin_t *t, const twin_seq_t *above)
 }
 
 
+/* Who is to be served next; NULL: nobody waits. */
+static twin_tenant_t *
+twin_first(twin_t *t)
+{
+    twin_tenant_t *tenant = NULL;
+
+    for (int i = 0; i < MAX_TENANTS; i++) {
+        twin_tenant_t *other = &t->tenant[i];
+
+        if (other->n_waiting > 0 && other->aside == 0
+            && (tenant == NULL || other->counter < tenant->counter
+                || (other->counter == tenant->counter
+                    && other->since < tenant->since)))
+        {
+            tenant = other;
+        }
+    }
+
+    return tenant;
+}
+
+
 /* Does somebody wait who is to have his chance before it? */
 static bool
-twin_stands_back(const twin_t *t, const twin_seq_t *s)
+twin_stands_back(twin_t *t, const twin_seq_t *s)
 {
-    for (int i = 0; i < t->n_waiting; i++) {
-        const twin_seq_t *w = t->waiting[i];
+    const twin_tenant_t *own = &t->tenant[s->tenant];
+    const twin_tenant_t *first = twin_first(t);
 
-        if (t->tenant[w->tenant].counter < t->tenant[s->tenant].counter
-            || (w->tenant == s->tenant && w->priority < s->priority))
-        {
+    if (first != NULL && first != own && first->counter <= own->counter) {
+        return true;
+    }
+
+    for (int i = 0; i < t->n_waiting; i++) {
+        if (t->waiting[i]->tenant == s->tenant
+            && t->waiting[i]->priority < s->priority) {
             return true;
         }
     }
@@ -374,20 +400,8 @@ static twin_seq_t *
 twin_candidate(twin_t *t)
 {
     for (;;) {
-        twin_tenant_t *tenant = NULL;
+        twin_tenant_t *tenant = twin_first(t);
         twin_seq_t *best = NULL;
-
-        for (int i = 0; i < MAX_TENANTS; i++) {
-            twin_tenant_t *other = &t->tenant[i];
-
-            if (other->n_waiting > 0 && other->aside == 0
-                && (tenant == NULL || other->counter < tenant->counter
-                    || (other->counter == tenant->counter
-                        && other->since < tenant->since)))
-            {
-                tenant = other;
-            }
-        }
 
         for (int i = 0; i < t->n_waiting; i++) {
             twin_seq_t *s = t->waiting[i];
