@@ -142,6 +142,7 @@ open_sched(engine_t *engine, llm_err_t *err)
         .prefix = engine->prefix,
         .whole_prompts = !conf->chunked_prefill,
         .long_prefill = conf->long_prefill_token_threshold,
+        .output_ratio = conf->output_ratio,
     };
 
     if (engine->pool != NULL
@@ -294,6 +295,10 @@ engine_step(engine_t *engine)
     if (plan->n_rows > 0) {
         runner_step(engine, plan);
     }
+
+#ifdef LLM_DEBUG
+    sched_check(engine->sched);
+#endif
 
     llm_stats_t *stats = engine->stats;
     const sched_hits_t *hits = sched_hits(engine->sched);
