@@ -3,10 +3,10 @@
  * expected to generate: a ratio, after SGLang's scheduler.
  *
  * Whoever is admitted must leave room for what those that run are expected to
- * need.  The ratio sinks with every step that decodes; every step in which pages
- * run out raises it by half and a little.  So it settles
- * where pages run out now and then, wherever that is: clients that ask for as
- * much as they need want some 0.1, those that ask for all there is 0.02.
+ * need.  The ratio sinks with every step that decodes; every step in which
+ * pages run out raises it by half and a little.  So it settles where pages run
+ * out now and then, wherever that is: clients that ask for as much as they need
+ * want some 0.1, those that ask for all there is 0.02.
  */
 
 #ifndef ENGINE_SCHED_ESTIMATE_H

@@ -2,7 +2,7 @@
  * Fair sharing: tenants and their counters alone, then the promises of the
  * paper (arXiv 2401.00588) in a simulated server: shares by weight, a bound on
  * the difference between tenants that both have enough to do, and a quiet
- * tenant beside a noisy one.
+ * tenant beside a noisy one.  Linked with --wrap for calloc and realloc.
  */
 
 #include <setjmp.h>
@@ -13,6 +13,27 @@
 #include <cmocka.h>
 
 #include "t/unit/sched_sim.h"
+
+void *__real_calloc(size_t n, size_t bytes);
+void *__real_realloc(void *p, size_t bytes);
+void *__wrap_calloc(size_t n, size_t bytes);
+void *__wrap_realloc(void *p, size_t bytes);
+
+static int countdown; /* the allocation that fails; 0: none */
+
+
+void *
+__wrap_calloc(size_t n, size_t bytes)
+{
+    return countdown > 0 && --countdown == 0 ? NULL : __real_calloc(n, bytes);
+}
+
+
+void *
+__wrap_realloc(void *p, size_t bytes)
+{
+    return countdown > 0 && --countdown == 0 ? NULL : __real_realloc(p, bytes);
+}
 
 
 /* --- tenants and counters --- */
@@ -334,6 +355,68 @@ test_heap(void **state)
 }
 
 
+/* Each allocation fails once: no tenant then, and all others stay. */
+static void
+test_no_memory(void **state)
+{
+    enum { N = 300 };
+    kv_pool_t *pool = kv_pool_create(4);
+    tenant_t *known[N];
+    fair_t fair;
+    int failures = 0;
+    char name[16];
+
+    (void) state;
+
+    for (int k = 1; k <= 7; k++) {
+        countdown = k;
+        sched_t *sched = sched_create(
+            &(sched_conf_t){ .max_tokens = 1, .max_seqs = 1 }, pool);
+
+        assert_int_equal(sched == NULL, countdown == 0);
+        failures += countdown == 0;
+        countdown = 0;
+        sched_destroy(sched);
+    }
+
+    assert_int_equal(failures, 7);
+    kv_pool_destroy(pool);
+    assert_int_equal(fair_init(&fair), LLM_OK);
+
+    for (int i = 0; i < N; i++) {
+        const int len = snprintf(name, sizeof(name), "%d", i);
+        tenant_t *t = NULL;
+
+        for (int k = 1; t == NULL || countdown == 0; k++) {
+            countdown = k;
+            t = fair_tenant(&fair, name, (size_t) len, 1);
+            failures += t == NULL;
+
+            /* without memory for buckets it is made all the same */
+            if (t != NULL && countdown == 0) {
+                failures++;
+                break;
+            }
+        }
+
+        countdown = 0;
+        known[i] = t;
+        fair_check(&fair);
+    }
+
+    for (int i = 0; i < N; i++) {
+        const int len = snprintf(name, sizeof(name), "%d", i);
+
+        assert_ptr_equal(fair_tenant(&fair, name, (size_t) len, 1), known[i]);
+    }
+
+    /* the record of each; now and then the heaps and the buckets */
+    assert_true(failures > 7 + N);
+    assert_int_equal(fair.n_tenants, N);
+    fair_fini(&fair);
+}
+
+
 /* --- in a server --- */
 
 static void
@@ -500,8 +583,8 @@ main(void)
         cmocka_unit_test(test_charges),    cmocka_unit_test(test_line),
         cmocka_unit_test(test_lift),       cmocka_unit_test(test_names),
         cmocka_unit_test(test_forgetting), cmocka_unit_test(test_heap),
-        cmocka_unit_test(test_weights),    cmocka_unit_test(test_bound),
-        cmocka_unit_test(test_noisy),
+        cmocka_unit_test(test_no_memory),  cmocka_unit_test(test_weights),
+        cmocka_unit_test(test_bound),      cmocka_unit_test(test_noisy),
     };
 
     cmocka_set_message_output(CM_OUTPUT_TAP);

@@ -21,27 +21,20 @@ typedef struct {
 } twin_tenant_t;
 
 typedef struct {
-    int id;
-    int n_tokens, cap;
-    int computed;
+    int id, n_tokens, cap, computed, charged;
     int count; /* in this step */
-    int charged;
     int tenant, priority, preemptions;
-    bool parked;
-    bool running;
-    bool admitted;
+    bool parked, running, admitted;
 } twin_seq_t;
 
 typedef struct {
-    int id, first, count;
-    bool last;
+    int id, first, count, last;
 } twin_row_t;
 
 typedef struct {
     int pages, max_tokens, max_seqs, threshold, reserve;
-    bool whole;
+    bool whole, adapts;
     double ratio;
-    bool adapts;
     int share;                     /* of one sequence, in this step */
     twin_seq_t *running[MAX_LIVE]; /* by admission */
     int n_running;
@@ -51,8 +44,7 @@ typedef struct {
     int last_left; /* tenant that left the empty line behind; -1: nobody yet */
     int serial, asides;
     twin_row_t rows[MAX_LIVE];
-    int n_rows;
-    int preempted; /* in this step */
+    int n_rows, preempted; /* in this step */
 } twin_t;
 
 
