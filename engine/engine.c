@@ -143,6 +143,7 @@ open_sched(engine_t *engine, llm_err_t *err)
         .prefix = engine->prefix,
         .whole_prompts = !conf->chunked_prefill,
         .long_prefill = conf->long_prefill_token_threshold,
+        .output_ratio = conf->output_ratio,
     };
 
     if (engine->pool != NULL
@@ -307,6 +308,10 @@ engine_step(engine_t *engine)
     rate_step(&engine->rate, start, fresh - engine->n_fresh, engine->n_fresh);
     tally_step(engine, plan);
     tally_phase(engine, LLM_PHASE_EMIT, &since);
+
+#ifdef LLM_DEBUG
+    sched_check(engine->sched);
+#endif
 
     return plan->n_rows > 0;
 }

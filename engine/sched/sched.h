@@ -1,12 +1,32 @@
 /*
- * Who runs in this step (scheduler.md C1): running sequences first, in order,
- * so that decodes are never delayed; then waiting ones, prefill chunks in what
- * is left of the token budget.  It sees counts and pages, no tensors, and is
- * tested without weights.
+ * Who runs in this step (scheduler.md C1): running sequences first, in the
+ * order of their admission, so that decodes are never delayed; then waiting
+ * ones, prefill chunks in what is left of the token budget.  It sees counts
+ * and pages, no tensors, and is tested without weights.
  *
- * When pages run out, the newest running sequence is preempted: its pages are
- * freed, computed = 0, and it goes to the front of the waiting queue; later it
- * recomputes the same tokens (the same bits, so nobody notices).
+ * Admission.  The next one in is the first of the tenant with the smallest
+ * virtual counter (fair.h); within a tenant lower priority values go first,
+ * and among equals the older one.  It gets in when there is a seat, and pages
+ * for all its tokens, for what running prompts have yet to take, and for what
+ * all are expected to generate (estimate.h); when nobody runs, it always does.
+ * If it does not fit, nobody overtakes it.  But it may take the place of
+ * running sequences of its own tenant with a greater priority value: those of
+ * the greatest value first, then the cheapest.
+ *
+ * Preemption.  When pages run out, sequences are preempted before anything is
+ * planned: their pages are freed, computed = 0, and they go back to their place
+ * in the line; later they recompute the same tokens (the same bits, so nobody
+ * notices).  In this order:
+ *   1. parked ones, the last admitted first;
+ *   2. those of the tenant with the largest counter (of equal ones, the tenant
+ *      that began to wait last);
+ *   3. among them, those of the greatest priority value;
+ *   4. among them, the cheapest: tokens to recompute × (1 + preemptions so
+ *      far), so that not always the same ones are hit;
+ *   5. of equal ones the newest.
+ * The first running sequence that is not parked is spared: it gets on, whatever
+ * happens, and ends some day.  Nobody is admitted in a step that preempted for
+ * want of pages, and the estimate rises, so that the next ones come in later.
  *
  * With a prefix cache a sequence is admitted with the pages that others have
  * computed, and what it computes is public from the next step on.  A waiting
@@ -14,8 +34,11 @@
  * first and takes those pages when they are there (share.h).
  *
  * A long prompt gets at most its share of a step while others want some of the
- * step too: max(long_prefill, max_tokens / how many, max_tokens / 4).  What
- * nobody else took goes to it in the end.
+ * step too: max(long_prefill, max_tokens / how many, max_tokens / 4).  It gets
+ * a single token while another tenant waits that was served no more than its
+ * own, or a more urgent sequence of its own: first these must have had their
+ * chance.
+ * What nobody else took goes to it in the end.
  *
  * A parked sequence is left out of steps.  It keeps its pages and counts among
  * the running ones until another sequence needs a page or a seat: then parked
@@ -26,11 +49,14 @@
 #define ENGINE_SCHED_SCHED_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "engine/kv/pool.h"
 #include "engine/kv/prefix.h"
 #include "engine/sched/plan.h"
+
+typedef struct tenant_s tenant_t;
 
 typedef struct {
     int max_tokens; /* token budget of a step: max_num_batched_tokens */
@@ -40,6 +66,11 @@ typedef struct {
     bool whole_prompts;  /* a prompt is prefilled in one step: max_tokens must
                             be enough for the longest sequence */
     int long_prefill;    /* long_prefill_token_threshold */
+    int reserve; /* 0, or: every sequence takes pages for so many tokens when
+                    it is admitted (as many as its table and the pool have);
+                    prefix must be NULL then */
+    double output_ratio; /* of the estimate at the start, 0 … 1; 0: the usual
+                            one; < 0: no output is ever expected */
 } sched_conf_t;
 
 /* Tokens looked up in the prefix cache, and found there, since the start;
@@ -62,16 +93,17 @@ sched_t *sched_create(const sched_conf_t *conf, kv_pool_t *pool);
 /* Both queues must be empty. */
 void sched_destroy(sched_t *sched);
 
-/* Finds or makes the tenant of that name and sets its weight (> 0).  Borrowed,
- * valid until the next call unless a sequence of it is queued; NULL: no
- * memory. */
+/* The tenant of that name, made if it is new, with its weight from now on
+ * (what is not a positive number counts as 1); len 0: the nameless one.  It
+ * stays as long as a sequence of it is queued, and else until the next call.
+ * NULL: no memory. */
 tenant_t *sched_tenant(sched_t *sched, const void *name, size_t len,
                        double weight);
 
 /* Queues a new sequence (SEQ_NEW, at least one token, some of them perhaps
- * generated by an earlier engine), at the back, and sets arrival.  A sequence
- * that could never fit the pool must be refused before (kv_pages_for(max
- * length) > pages). */
+ * generated by an earlier engine), behind those of its tenant that are as
+ * urgent, and sets arrival.  A sequence that could never fit the pool must be
+ * refused before (kv_pages_for(max length) > pages). */
 void sched_add(sched_t *sched, seq_t *seq);
 
 /* Takes a sequence out, wherever it is, and frees its pages; SEQ_FINISHED.
@@ -93,6 +125,9 @@ int sched_unused_slots(const sched_t *sched);
 
 /* Preemptions since the start. */
 uint64_t sched_preemptions(const sched_t *sched);
+
+/* The part of the possible output that is expected now, 0 … 1. */
+double sched_output_ratio(const sched_t *sched);
 
 const sched_hits_t *sched_hits(const sched_t *sched);
 

@@ -47,10 +47,16 @@ struct seq_s {
     bool parked;      /* the client is slow: left out of steps */
     bool want_prompt; /* logits of prompt rows too (echo with logprobs): all
                          of it is computed, whatever is cached */
-    int priority;     /* lower first, among the sequences of a tenant */
-    struct tenant_s *tenant; /* NULL: the nameless one, weight 1 */
+
+    /* who goes first */
+    int priority;            /* among those of its tenant: lower first */
+    struct tenant_s *tenant; /* fair.h; set by the owner, or NULL: sched_add
+                                puts the nameless one; NULL after the end */
     uint64_t arrival;        /* order of submission, set by sched_add */
+    int charged;             /* tokens that its tenant has been charged for */
     int preemptions;
+
+    int count; /* tokens to compute in the step that is being planned */
 
     void *owner; /* the request */
 };

@@ -107,10 +107,14 @@ storm_add(storm_t *s)
         (seq_t){ .tokens = a->tokens,
                  .n_tokens = prompt,
                  .n_prompt = prompt,
+                 .cap_tokens = a->target,
+                 .priority = random_below(s->random, 2),
                  .want_prompt = random_below(s->random, 12) == 0,
                  .root = kv_prefix_root(s->prefix, &a->salt, sizeof(a->salt)),
                  .owner = a };
     assert_int_equal(kv_table_init(&a->seq.table, s->max_len), LLM_OK);
+    a->seq.tenant =
+        sched_tenant(s->sched, "ab", (size_t) random_below(s->random, 3), 1);
     sched_add(s->sched, &a->seq);
 }
 
@@ -269,7 +273,8 @@ storm_run(random_t *random, int n_steps, sched_hits_t *sum, int *waited,
                          .max_seqs = 1 + random_below(random, 24),
                          .prefix = s.prefix,
                          .whole_prompts = whole,
-                         .long_prefill = random_below(random, 60) },
+                         .long_prefill = random_below(random, 60),
+                         .output_ratio = random_below(random, 2) - 1 },
         s.pool);
     assert_non_null(s.sched);
 

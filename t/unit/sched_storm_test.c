@@ -1,8 +1,9 @@
 /*
- * The scheduler in random storms.  Every plan is compared with that of a naive
- * twin (arrays, everything recomputed), and the promises of the scheduler are
- * checked beside it: the budget, a token for every running sequence, strict
- * order, progress, all pages back at the end.
+ * The scheduler in random storms: tenants of several weights, priorities,
+ * clients that stall, are late or go away.  Every plan is compared with that of
+ * a naive twin (sched_twin.h), and the promises of the scheduler are checked
+ * beside it: the budget, a token for every running sequence, order, progress,
+ * all pages back at the end.
  */
 
 #include <setjmp.h>
@@ -21,312 +22,8 @@
 #include "engine/kv/pool.h"
 #include "engine/sched/sched.h"
 #include "t/unit/random.h"
+#include "t/unit/sched_twin.h"
 
-enum { MAX_LIVE = 64 };
-
-
-/* --- the twin --- */
-
-typedef struct {
-    int id;
-    int n_tokens;
-    int computed;
-    bool parked;
-    bool running;
-} twin_seq_t;
-
-typedef struct {
-    int id, first, count;
-    bool last;
-} twin_row_t;
-
-/* The rules again, written as plainly as possible. */
-typedef struct {
-    int pages, max_tokens, max_seqs, threshold;
-    bool whole;
-    int share;                     /* of one sequence, in this step */
-    twin_seq_t *running[MAX_LIVE]; /* by admission */
-    int n_running;
-    twin_seq_t *waiting[MAX_LIVE]; /* by id, which is by arrival */
-    int n_waiting;
-    twin_row_t rows[MAX_LIVE];
-    int n_rows;
-    bool preempted;
-} twin_t;
-
-
-static int
-pages_of(int n)
-{
-    return (n + 15) / 16;
-}
-
-
-static int
-twin_free(const twin_t *t)
-{
-    int n = t->pages;
-
-    for (int i = 0; i < t->n_running; i++) {
-        n -= pages_of(t->running[i]->computed);
-    }
-
-    return n;
-}
-
-
-static void
-twin_take(twin_seq_t **list, int *n, int i)
-{
-    (*n)--;
-    memmove(list + i, list + i + 1, (size_t) (*n - i) * sizeof(*list));
-}
-
-
-static void
-twin_preempt(twin_t *t, int i)
-{
-    twin_seq_t *s = t->running[i];
-    int at = 0;
-
-    twin_take(t->running, &t->n_running, i);
-    s->computed = 0;
-    s->running = false;
-
-    while (at < t->n_waiting && t->waiting[at]->id < s->id) {
-        at++;
-    }
-
-    memmove(t->waiting + at + 1, t->waiting + at,
-            (size_t) (t->n_waiting - at) * sizeof(*t->waiting));
-    t->waiting[at] = s;
-    t->n_waiting++;
-}
-
-
-static int
-twin_last_parked(const twin_t *t)
-{
-    for (int i = t->n_running - 1; i >= 0; i--) {
-        if (t->running[i]->parked) {
-            return i;
-        }
-    }
-
-    return -1;
-}
-
-
-static int
-twin_index(const twin_t *t, const twin_seq_t *s)
-{
-    for (int i = 0; i < t->n_running; i++) {
-        if (t->running[i] == s) {
-            return i;
-        }
-    }
-
-    return -1;
-}
-
-
-static void
-twin_row(twin_t *t, twin_seq_t *s, int count)
-{
-    t->rows[t->n_rows++] = (twin_row_t){ s->id, s->computed, count,
-                                         s->computed + count == s->n_tokens };
-    s->computed += count;
-}
-
-
-static int
-twin_used(const twin_t *t)
-{
-    int n = 0;
-
-    for (int i = 0; i < t->n_rows; i++) {
-        n += t->rows[i].count;
-    }
-
-    return n;
-}
-
-
-static void
-twin_running(twin_t *t)
-{
-    twin_seq_t *order[MAX_LIVE];
-    int n = 0;
-
-    for (int i = 0; i < t->n_running; i++) {
-        twin_seq_t *s = t->running[i];
-
-        if (!s->parked && s->computed < s->n_tokens) {
-            order[n++] = s;
-        }
-    }
-
-    for (int i = 0; i < n; i++) {
-        twin_seq_t *s = order[i];
-        const int most = t->max_tokens - twin_used(t) - (n - 1 - i);
-        int count = s->n_tokens - s->computed;
-
-        if (twin_index(t, s) < 0) {
-            return; /* it was a victim, and so are all behind it */
-        }
-
-        count = count < t->share ? count : t->share;
-        count = count < most ? count : most;
-
-        while (pages_of(s->computed + count) - pages_of(s->computed)
-               > twin_free(t)) {
-            const int parked = twin_last_parked(t);
-
-            t->preempted = true;
-            twin_preempt(t, parked >= 0 ? parked : t->n_running - 1);
-
-            if (twin_index(t, s) < 0) {
-                return;
-            }
-        }
-
-        twin_row(t, s, count);
-    }
-}
-
-
-static void
-twin_waiting(twin_t *t)
-{
-    for (int i = 0; i < t->n_waiting;) {
-        twin_seq_t *s = t->waiting[i];
-        int budget = t->max_tokens - twin_used(t);
-        int seats = t->max_seqs;
-        int pages = twin_free(t);
-        int need = pages_of(s->n_tokens);
-        int count = s->n_tokens < t->share ? s->n_tokens : t->share;
-
-        if (s->parked) {
-            i++;
-            continue;
-        }
-
-        for (int j = 0; j < t->n_running; j++) {
-            const twin_seq_t *r = t->running[j];
-
-            seats -= !r->parked;
-            pages += r->parked ? pages_of(r->computed) : 0;
-            need +=
-                r->parked ? 0 : pages_of(r->n_tokens) - pages_of(r->computed);
-        }
-
-        if (budget == 0 || seats == 0 || pages < need
-            || (t->whole && s->n_tokens > budget))
-        {
-            return;
-        }
-
-        while (t->n_running == t->max_seqs || twin_free(t) < need) {
-            twin_preempt(t, twin_last_parked(t));
-        }
-
-        for (i = 0; t->waiting[i] != s; i++) {
-        }
-
-        twin_take(t->waiting, &t->n_waiting, i);
-        t->running[t->n_running++] = s;
-        s->running = true;
-        twin_row(t, s, count < budget ? count : budget);
-    }
-}
-
-
-/* What is left of the budget, to the first that can have more. */
-static void
-twin_rest(twin_t *t)
-{
-    for (int i = 0; i < t->n_rows && twin_used(t) < t->max_tokens; i++) {
-        twin_row_t *row = &t->rows[i];
-        twin_seq_t *s = NULL;
-
-        for (int j = 0; j < t->n_running; j++) {
-            s = t->running[j]->id == row->id ? t->running[j] : s;
-        }
-
-        int more = s->n_tokens - s->computed;
-        const int rest = t->max_tokens - twin_used(t);
-
-        more = more < rest ? more : rest;
-
-        if (pages_of(s->computed + more) - pages_of(s->computed) > twin_free(t))
-        {
-            return;
-        }
-
-        s->computed += more;
-        row->count += more;
-        row->last = s->computed == s->n_tokens;
-    }
-}
-
-
-static void
-twin_share(twin_t *t)
-{
-    int n = t->n_waiting;
-
-    for (int i = 0; i < t->n_running; i++) {
-        const twin_seq_t *s = t->running[i];
-
-        n += !s->parked && s->n_tokens - s->computed > 1;
-    }
-
-    t->share = t->max_tokens / (n > 4 ? 4 : n > 0 ? n : 1);
-    t->share = t->share > t->threshold ? t->share : t->threshold;
-    t->share = t->share > 1 ? t->share : 1;
-
-    if (n <= 1 || t->whole) {
-        t->share = INT32_MAX;
-    }
-}
-
-
-static void
-twin_step(twin_t *t)
-{
-    t->n_rows = 0;
-    t->preempted = false;
-    twin_share(t);
-    twin_running(t);
-
-    if (!t->preempted) {
-        twin_waiting(t);
-    }
-
-    twin_rest(t);
-}
-
-
-static void
-twin_remove(twin_t *t, twin_seq_t *s)
-{
-    const int at = twin_index(t, s);
-
-    if (at >= 0) {
-        twin_take(t->running, &t->n_running, at);
-        return;
-    }
-
-    for (int i = 0; i < t->n_waiting; i++) {
-        if (t->waiting[i] == s) {
-            twin_take(t->waiting, &t->n_waiting, i);
-            return;
-        }
-    }
-}
-
-
-/* --- the storm --- */
 
 typedef struct {
     bool live;
@@ -344,10 +41,32 @@ typedef struct {
     actor_t actor[MAX_LIVE];
     random_t *random;
     int max_len;
+    int n_tenants;
+    int n_priorities;
     int next_id;
     int finished;
     uint64_t rows; /* digest of all plans */
 } storm_t;
+
+
+/* One of n_tenants, of which the first has no name; its weight may change. */
+static void
+storm_tenant(storm_t *s, actor_t *a)
+{
+    static const double weights[] = { 1, 1, 2, 3, 0.1 };
+    const int i = random_below(s->random, s->n_tenants);
+    const double weight = weights[random_below(s->random, 5)];
+    const char name[2] = { (char) ('a' + i), '\0' };
+
+    a->twin.tenant = i;
+    s->twin.tenant[i].weight = weight;
+    a->seq.tenant = sched_tenant(s->sched, name,
+                                 i == 0   ? 0
+                                 : i == 1 ? 2
+                                          : 1,
+                                 weight);
+    assert_non_null(a->seq.tenant);
+}
 
 
 static void
@@ -364,17 +83,27 @@ storm_add(storm_t *s)
         const int more = random_below(s->random, s->max_len - prompt + 1);
 
         *a = (actor_t){ .live = true, .target = prompt + more };
-        a->seq = (seq_t){ .n_tokens = prompt, .n_prompt = prompt, .owner = a };
+        a->seq =
+            (seq_t){ .n_tokens = prompt,
+                     .n_prompt = prompt,
+                     .cap_tokens =
+                         a->target
+                         + random_below(s->random, s->max_len - a->target + 1),
+                     .priority = random_below(s->random, s->n_priorities),
+                     .owner = a };
         assert_int_equal(kv_table_init(&a->seq.table, s->max_len), LLM_OK);
+        storm_tenant(s, a);
 
         if (more > 0 && random_below(s->random, 4) == 0) {
             a->seq.n_tokens += random_below(s->random, more); /* recovered */
         }
 
         sched_add(s->sched, &a->seq);
-        a->twin =
-            (twin_seq_t){ .id = s->next_id++, .n_tokens = a->seq.n_tokens };
-        s->twin.waiting[s->twin.n_waiting++] = &a->twin;
+        a->twin.id = s->next_id++;
+        a->twin.n_tokens = a->seq.n_tokens;
+        a->twin.cap = a->seq.cap_tokens;
+        a->twin.priority = a->seq.priority;
+        twin_push(&s->twin, &a->twin);
         return;
     }
 }
@@ -391,17 +120,30 @@ storm_drop(storm_t *s, actor_t *a)
 }
 
 
+/* In the line of its tenant. */
+static int64_t
+place_of(const actor_t *a)
+{
+    return (int64_t) a->seq.priority * INT32_MAX + a->twin.id;
+}
+
+
 /* What must hold whatever the twin says. */
 static void
 storm_promises(const storm_t *s, const bool *could, const int *computed)
 {
     const plan_t *plan = s->plan;
     bool planned[MAX_LIVE] = { 0 };
-    int oldest_left = INT32_MAX;
-    int newest_taken = -1;
+    int64_t first_left[MAX_TENANTS];
+    int64_t last_taken[MAX_TENANTS];
     bool runnable = false;
 
     assert_true(plan->n_tokens <= s->twin.max_tokens);
+
+    for (int i = 0; i < MAX_TENANTS; i++) {
+        first_left[i] = INT64_MAX;
+        last_taken[i] = -1;
+    }
 
     for (int i = 0; i < plan->n_rows; i++) {
         const plan_row_t *row = &plan->rows[i];
@@ -414,9 +156,10 @@ storm_promises(const storm_t *s, const bool *could, const int *computed)
         planned[a - s->actor] = true;
 
         if (row->first == 0 && row->count == row->seq->computed
-            && computed[a - s->actor] == 0 && a->twin.id > newest_taken)
+            && computed[a - s->actor] == 0
+            && place_of(a) > last_taken[a->twin.tenant])
         {
-            newest_taken = a->twin.id;
+            last_taken[a->twin.tenant] = place_of(a);
         }
     }
 
@@ -427,7 +170,7 @@ storm_promises(const storm_t *s, const bool *could, const int *computed)
             continue;
         }
 
-        assert_true(a->seq.table.n <= pages_of(a->seq.n_tokens));
+        assert_true(a->seq.table.n <= twin_pages(&s->twin, a->seq.n_tokens));
 
         /* who ran and could go on got a token, or was preempted */
         if (could[i]) {
@@ -435,8 +178,9 @@ storm_promises(const storm_t *s, const bool *could, const int *computed)
         }
 
         if (a->seq.state == SEQ_WAITING && !a->seq.parked
-            && a->twin.id < oldest_left) {
-            oldest_left = a->twin.id;
+            && place_of(a) < first_left[a->twin.tenant])
+        {
+            first_left[a->twin.tenant] = place_of(a);
         }
 
         runnable |= !a->seq.parked
@@ -444,7 +188,9 @@ storm_promises(const storm_t *s, const bool *could, const int *computed)
                         || a->seq.computed < a->seq.n_tokens);
     }
 
-    assert_true(newest_taken < oldest_left); /* no overtaking */
+    for (int i = 0; i < MAX_TENANTS; i++) {
+        assert_true(last_taken[i] < first_left[i]); /* no overtaking */
+    }
 
     if (runnable && s->twin.n_running == 0) {
         fail_msg("nothing runs though something could");
@@ -494,6 +240,7 @@ storm_step(storm_t *s)
     assert_int_equal(kv_pool_free_pages(s->pool), twin_free(&s->twin));
     assert_int_equal(sched_running(s->sched), s->twin.n_running);
     assert_int_equal(sched_waiting(s->sched), s->twin.n_waiting);
+    assert_true(fabs(sched_output_ratio(s->sched) - s->twin.ratio) < 1e-9);
 }
 
 
@@ -571,13 +318,19 @@ storm_run(random_t *random, int n_steps, uint64_t *preemptions)
     const int max_tokens =
         1 + random_below(random, 100) + (whole ? pages * 16 : 0);
     const int max_seqs = 1 + random_below(random, 24);
+    const double ratio = random_below(random, 3) * 0.4 - 0.4;
+    const bool reserve = random_below(random, 6) == 0;
 
+    s.n_tenants = 1 + random_below(random, MAX_TENANTS);
+    s.n_priorities = 1 + random_below(random, 3);
     s.max_len = 2 + random_below(random, pages * 16 - 1);
     s.pool = kv_pool_create(pages);
     s.sched = sched_create(&(sched_conf_t){ .max_tokens = max_tokens,
                                             .max_seqs = max_seqs,
                                             .whole_prompts = whole,
-                                            .long_prefill = threshold },
+                                            .long_prefill = threshold,
+                                            .reserve = reserve ? 1000 : 0,
+                                            .output_ratio = ratio },
                            s.pool);
     assert_non_null(s.sched);
     s.twin =
@@ -585,6 +338,12 @@ storm_run(random_t *random, int n_steps, uint64_t *preemptions)
                   .max_tokens = max_tokens,
                   .max_seqs = max_seqs < max_tokens ? max_seqs : max_tokens,
                   .threshold = threshold,
+                  .reserve = reserve ? pages_of(s.max_len) * 16 : 0,
+                  .ratio = ratio < 0   ? 0
+                           : ratio > 0 ? ratio
+                                       : 0.1,
+                  .adapts = ratio >= 0,
+                  .last_left = -1,
                   .whole = whole };
 
     for (int i = 0; i < n_steps; i++) {

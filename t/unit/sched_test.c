@@ -10,80 +10,7 @@
 
 #include <cmocka.h>
 
-#include <stdbool.h>
-
-#include "engine/base/status.h"
-#include "engine/kv/pool.h"
-#include "engine/sched/sched.h"
-
-typedef struct {
-    kv_pool_t *pool;
-    sched_t *sched;
-    const plan_t *plan;
-} rig_t;
-
-
-static rig_t
-rig_create(int pages, int max_tokens, int max_seqs)
-{
-    const sched_conf_t conf = { .max_tokens = max_tokens,
-                                .max_seqs = max_seqs };
-    rig_t rig = { .pool = kv_pool_create(pages) };
-
-    rig.sched = sched_create(&conf, rig.pool);
-    assert_non_null(rig.sched);
-
-    return rig;
-}
-
-
-static void
-rig_destroy(rig_t *rig)
-{
-    sched_check(rig->sched);
-    assert_int_equal(kv_pool_free_pages(rig->pool), kv_pool_pages(rig->pool));
-    sched_destroy(rig->sched);
-    kv_pool_destroy(rig->pool);
-}
-
-
-static void
-rig_add(rig_t *rig, seq_t *seq, int n_tokens, int room)
-{
-    *seq = (seq_t){ .n_tokens = n_tokens, .n_prompt = n_tokens };
-    assert_int_equal(kv_table_init(&seq->table, room), LLM_OK);
-    sched_add(rig->sched, seq);
-}
-
-
-static void
-rig_drop(rig_t *rig, seq_t *seq)
-{
-    sched_remove(rig->sched, seq);
-    assert_int_equal(seq->state, SEQ_FINISHED);
-    kv_table_fini(&seq->table);
-}
-
-
-static void
-rig_step(rig_t *rig, int n_rows)
-{
-    rig->plan = sched_step(rig->sched);
-    sched_check(rig->sched);
-    assert_int_equal(rig->plan->n_rows, n_rows);
-}
-
-
-static void
-expect_row(const rig_t *rig, int i, const seq_t *seq, int first, int count)
-{
-    const plan_row_t *row = &rig->plan->rows[i];
-
-    assert_ptr_equal(row->seq, seq);
-    assert_int_equal(row->first, first);
-    assert_int_equal(row->count, count);
-    assert_int_equal(row->last, first + count == seq->n_tokens);
-}
+#include "t/unit/sched_rig.h"
 
 
 static void
@@ -187,7 +114,8 @@ test_admission_in_order(void **state)
 }
 
 
-/* The last one running gives way, and comes back before younger ones. */
+/* Of two of equal cost the newer one gives way, and comes back before younger
+ * ones. */
 static void
 test_preemption(void **state)
 {
