@@ -94,10 +94,14 @@ sched_create(const sched_conf_t *conf, kv_pool_t *pool)
     list_init(&sched->waiting);
 
     sched->plan.rows = calloc((size_t) seqs, sizeof(plan_row_t));
+    sched->plan.copies = calloc((size_t) seqs, sizeof(plan_copy_t));
     sched->count = calloc((size_t) kv_pool_pages(pool), sizeof(int32_t));
 
-    if (sched->plan.rows == NULL || sched->count == NULL) {
+    if (sched->plan.rows == NULL || sched->plan.copies == NULL
+        || sched->count == NULL)
+    {
         free(sched->plan.rows);
+        free(sched->plan.copies);
         free(sched->count);
         free(sched);
         return NULL;
@@ -117,6 +121,7 @@ sched_destroy(sched_t *sched)
     llm_assert(list_empty(&sched->running) && list_empty(&sched->waiting));
 
     free(sched->plan.rows);
+    free(sched->plan.copies);
     free(sched->count);
     free(sched);
 }
@@ -369,6 +374,32 @@ count_hits(sched_t *sched, seq_t *seq)
 }
 
 
+/* The copy that the sequence begins with, now that it has a page for it.  The
+ * source need not run any more: make_place may have preempted it, but copies
+ * are made in this order and before anything else of the step, so whoever got
+ * its page writes to it later.  It may have become this sequence's own. */
+static void
+plan_fork(sched_t *sched, seq_t *seq)
+{
+    plan_t *plan = &sched->plan;
+
+    seq->executed = -1;
+
+    if (seq->forked == 0) {
+        return;
+    }
+
+    const int32_t to = seq->table.pages[(seq->computed - 1) / KV_PAGE];
+
+    if (to != seq->fork_page) {
+        plan->copies[plan->n_copies++] = (plan_copy_t){ seq->fork_page, to };
+    }
+
+    seq->forked = 0;
+    sched->hits.forks++;
+}
+
+
 /* The sequence has its hits and a place. */
 static void
 admit(sched_t *sched, seq_t *seq)
@@ -385,6 +416,7 @@ admit(sched_t *sched, seq_t *seq)
     (void) rc;
 
     count_hits(sched, seq);
+    plan_fork(sched, seq);
     list_remove(&seq->link);
     list_push_back(&sched->running, &seq->link);
     sched->n_waiting--;
@@ -410,6 +442,7 @@ take_hits(sched_t *sched, seq_t *seq)
     }
 
     share_attach(sched->prefix, seq);
+    share_fork(seq, &sched->running);
 
     if (share_begin_wait(seq, &sched->running)) {
         share_detach(sched->pool, seq);
@@ -521,6 +554,7 @@ begin_step(sched_t *sched)
 
     sched->plan.n_rows = 0;
     sched->plan.n_tokens = 0;
+    sched->plan.n_copies = 0;
     sched->budget = sched->max_tokens;
     sched->scan = sched->running.prev;
     sched->n_behind = 0;
@@ -533,6 +567,7 @@ begin_step(sched_t *sched)
             share_publish(sched->prefix, seq, seq->n_tokens);
         }
 
+        seq->executed = seq->computed;
         sched->n_behind += todo(seq) > 0;
         sched->n_parked += seq->parked;
         n_prefill += todo(seq) > 1;
@@ -600,6 +635,7 @@ check_waiting(const sched_t *sched)
 
         llm_assert(l->next->prev == l && seq->state == SEQ_WAITING);
         llm_assert(seq->computed == 0 && seq->table.n == 0);
+        llm_assert(seq->forked == 0);
         llm_assert(l->prev == head || seq_of(l->prev)->arrival < seq->arrival);
         (void) seq;
         n++;
@@ -628,6 +664,7 @@ sched_check(const sched_t *sched)
 
         llm_assert(l->next->prev == l && seq->state == SEQ_RUNNING);
         llm_assert(seq->computed >= 1 && seq->computed <= seq->n_tokens);
+        llm_assert(seq->executed <= seq->computed && seq->forked == 0);
         llm_assert(seq->table.n == kv_pages_for(seq->computed));
         llm_assert(seq->table.n_public <= seq->computed / KV_PAGE);
         n++;
@@ -641,6 +678,7 @@ sched_check(const sched_t *sched)
     llm_assert(pages
                <= kv_pool_pages(sched->pool) - kv_pool_free_pages(sched->pool));
     llm_assert(plan->n_rows <= sched->max_seqs);
+    llm_assert(plan->n_copies <= plan->n_rows);
     llm_assert(plan->n_tokens >= plan->n_rows
                && plan->n_tokens <= sched->max_tokens);
 
