@@ -28,11 +28,12 @@ batch_init(batch_t *batch, int max_tokens, int max_seqs)
         .block_table = malloc(seqs * sizeof(int32_t *)),
         .out_rows = malloc(rows * sizeof(int32_t)),
         .outs = malloc(rows * sizeof(batch_out_t)),
+        .copies = malloc((seqs + 1) * sizeof(op_copy_t)),
     };
 
     if (batch->tokens == NULL || batch->pos == NULL || batch->row_start == NULL
         || batch->block_table == NULL || batch->out_rows == NULL
-        || batch->outs == NULL)
+        || batch->outs == NULL || batch->copies == NULL)
     {
         batch_fini(batch);
         return LLM_NOMEM;
@@ -57,6 +58,7 @@ batch_fini(batch_t *batch)
     free(batch->block_table);
     free(batch->out_rows);
     free(batch->outs);
+    free(batch->copies);
     *batch = (batch_t){ 0 };
 }
 
@@ -99,6 +101,12 @@ batch_build(batch_t *batch, const plan_t *plan)
         }
     }
 
+    for (int i = 0; i < plan->n_copies; i++) {
+        batch->copies[i] = (op_copy_t){ .from = plan->copies[i].from,
+                                        .to = plan->copies[i].to };
+    }
+
+    batch->n_copies = plan->n_copies;
     batch->row_start[plan->n_rows] = n;
     batch->op.n_rows = n;
     batch->op.n_seqs = plan->n_rows;

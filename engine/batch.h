@@ -24,6 +24,8 @@ typedef struct {
     const int32_t **block_table;
     int32_t *out_rows;
     batch_out_t *outs; /* [op.n_out] */
+    op_copy_t *copies; /* [n_copies] before the forward pass, in order */
+    int n_copies;
 } batch_t;
 
 

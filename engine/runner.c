@@ -97,6 +97,12 @@ runner_step(engine_t *engine, const plan_t *plan)
     }
 
     batch_build(batch, plan);
+    /* Forks first, in the plan's order: the last step's rows are all there,
+     * and no row of this step is yet.  A source whose sequence lost its pages
+     * to somebody in this same plan is intact, too: its page can only be
+     * written by this forward pass, or by a copy that was planned later. */
+    engine->ops->kv_copy(engine->dev, &engine->kv, batch->copies,
+                         batch->n_copies);
     tally_phase(engine, LLM_PHASE_SCHEDULE, &since);
     model_forward(engine->model, &batch->op, &engine->kv);
     tally_phase(engine, LLM_PHASE_FORWARD, &since);

@@ -84,7 +84,37 @@ my $before = $t->metric('vllm:prefix_cache_hits_total');
 is cached($n), 0, 'choices: the prompt was new';
 $n = ask(messages(3), n => 4, temperature => 1, seed => 1);
 is $t->metric('vllm:prefix_cache_hits_total') - $before, cached($n)
-    + 3 * most($n), 'choices: three of four take over the first one\'s pages';
+    + 3 * ($n->{usage}{prompt_tokens} - 1),
+    'choices: the prompt is computed once, three of four compute a token of it';
+isnt $n->{choices}[0]{message}{content}, $n->{choices}[1]{message}{content},
+    'and they differ';
+
+# the choices of a request are those of four with the seeds that follow; a
+# prompt of less than a page, which no cache could have, is computed once, too
+for my $prompt ('Once upon a time, in a land far, far away', 'The number '
+    . join(', ', 50 .. 80)) {
+    my %o = (prompt => $prompt, temperature => 1, max_tokens => 12,
+        logprobs => 1);
+    my %before = map { $_ => $t->metric("vllm:prefix_cache_${_}_total") }
+        qw(queries hits);
+    my $all = $t->post('/v1/completions', { %o, n => 4, seed => 40 })->json;
+    my $len = $all->{usage}{prompt_tokens};
+
+    cmp_ok $len, '>', 9, 'a prompt long enough to wait for';
+    is cached($all), 0, 'which is new';
+    is $t->metric('vllm:prefix_cache_queries_total') - $before{queries},
+        4 * $len, 'is looked up four times';
+    is $t->metric('vllm:prefix_cache_hits_total') - $before{hits},
+        3 * ($len - 1), 'and computed once';
+
+    for my $i (0 .. 3) {
+        my $one = $t->post('/v1/completions', { %o, seed => 40 + $i })->json;
+
+        is_deeply [@{ $one->{choices}[0] }{qw(text logprobs finish_reason)}],
+            [@{ $all->{choices}[$i] }{qw(text logprobs finish_reason)}],
+            "choice $i is what its seed gives alone";
+    }
+}
 
 # --- salts ---
 

@@ -227,6 +227,35 @@ count_hits(sched_t *sched, seq_t *seq)
 }
 
 
+/* The copy that the sequence begins with, now that it has a page for it.  The
+ * source need not run any more: make_place may have preempted it, but copies
+ * are made in this order and before anything else of the step, so whoever got
+ * its page writes to it later.  It may have become this sequence's own. */
+static void
+plan_fork(sched_t *sched, seq_t *seq)
+{
+    plan_t *plan = &sched->plan;
+
+    seq->executed = -1;
+
+    if (seq->forked == 0) {
+        return;
+    }
+
+    const int32_t to = seq->table.pages[(seq->computed - 1) / KV_PAGE];
+
+    /* each admission but the last of a step adds one to those that run */
+    llm_assert(plan->n_copies <= sched->max_seqs);
+
+    if (to != seq->fork_page) {
+        plan->copies[plan->n_copies++] = (plan_copy_t){ seq->fork_page, to };
+    }
+
+    seq->forked = 0;
+    sched->hits.forks++;
+}
+
+
 /* The sequence has its hits and a place. */
 static void
 admit(sched_t *sched, seq_t *seq)
@@ -243,6 +272,7 @@ admit(sched_t *sched, seq_t *seq)
     (void) rc;
 
     count_hits(sched, seq);
+    plan_fork(sched, seq);
     fair_pull(&sched->fair, seq);
 
     if (seq->admitted) {
@@ -277,6 +307,7 @@ take_hits(sched_t *sched, seq_t *seq)
     }
 
     share_attach(sched->prefix, seq);
+    share_fork(seq, &sched->running);
 
     if (share_begin_wait(seq, &sched->running)) {
         share_detach(sched->pool, seq);

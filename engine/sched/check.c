@@ -14,6 +14,7 @@ check_running(const sched_t *sched, const seq_t *seq)
     llm_assert(seq->state == SEQ_RUNNING && seq->tenant != NULL);
     llm_assert(seq->tenant->n_seqs > 0);
     llm_assert(seq->computed >= 1 && seq->computed <= seq->n_tokens);
+    llm_assert(seq->executed <= seq->computed && seq->forked == 0);
     llm_assert(seq->table.n == kv_pages_for(room));
     llm_assert(seq->table.n_public <= seq->computed / KV_PAGE);
     (void) seq;
@@ -62,6 +63,7 @@ sched_check(const sched_t *sched)
 
     llm_assert(n == sched->n_running && n <= sched->max_seqs);
     llm_assert(plan->n_rows <= sched->max_seqs);
+    llm_assert(plan->n_copies <= sched->max_seqs + 1);
     llm_assert(plan->n_tokens >= plan->n_rows
                && plan->n_tokens <= sched->max_tokens);
     llm_assert(sched->estimate.ratio >= 0 && sched->estimate.ratio <= 1);

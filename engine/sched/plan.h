@@ -14,10 +14,19 @@ typedef struct {
     bool last; /* the step reaches the end of its tokens: sample */
 } plan_row_t;
 
+/* A page to be copied before anything is computed (share.h). */
+typedef struct {
+    int32_t from;
+    int32_t to;
+} plan_copy_t;
+
 typedef struct {
     plan_row_t *rows;
     int n_rows;   /* sequences in the step */
     int n_tokens; /* sum of count, ≤ the token budget */
+
+    plan_copy_t *copies; /* in the order in which they are to be made */
+    int n_copies;        /* at most max_seqs + 1 */
 } plan_t;
 
 #endif /* ENGINE_SCHED_PLAN_H */

@@ -75,9 +75,12 @@ sched_create(const sched_conf_t *conf, kv_pool_t *pool)
     estimate_init(&sched->estimate, conf->output_ratio);
 
     sched->plan.rows = calloc((size_t) seqs, sizeof(plan_row_t));
+    sched->plan.copies = calloc((size_t) seqs + 1, sizeof(plan_copy_t));
     sched->refs = calloc((size_t) kv_pool_pages(pool), sizeof(int32_t));
 
-    if (sched->plan.rows == NULL || sched->refs == NULL) {
+    if (sched->plan.rows == NULL || sched->plan.copies == NULL
+        || sched->refs == NULL)
+    {
         sched_destroy(sched);
         return NULL;
     }
@@ -97,6 +100,7 @@ sched_destroy(sched_t *sched)
 
     fair_fini(&sched->fair);
     free(sched->plan.rows);
+    free(sched->plan.copies);
     free(sched->refs);
     free(sched);
 }
@@ -200,6 +204,7 @@ begin_step(sched_t *sched)
 
     sched->plan.n_rows = 0;
     sched->plan.n_tokens = 0;
+    sched->plan.n_copies = 0;
     sched->budget = sched->max_tokens;
     sched->n_behind = 0;
     sched->n_parked = 0;
@@ -211,6 +216,7 @@ begin_step(sched_t *sched)
             share_publish(sched->prefix, seq, seq->n_tokens);
         }
 
+        seq->executed = seq->computed;
         generated += charge_output(sched, seq);
         sched->n_behind += todo(seq) > 0;
         sched->n_parked += seq->parked;

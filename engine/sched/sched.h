@@ -31,7 +31,9 @@
  * With a prefix cache a sequence is admitted with the pages that others have
  * computed, and what it computes is public from the next step on.  A waiting
  * sequence whose beginning is being computed by a running one lets others go
- * first and takes those pages when they are there (share.h).
+ * first and takes those pages when they are there; of a page that is not full
+ * or cannot be taken whole it gets a copy (share.h).  Without a prefix cache
+ * nothing is shared nor copied: every sequence computes all of its tokens.
  *
  * A long prompt gets at most its share of a step while others want some of the
  * step too: max(long_prefill, max_tokens / how many, max_tokens / 4).  It gets
@@ -73,14 +75,15 @@ typedef struct {
                             one; < 0: no output is ever expected */
 } sched_conf_t;
 
-/* Tokens looked up in the prefix cache, and found there, since the start;
- * those of preempted sequences apart, so that thrashing does not look like a
- * good hit rate. */
+/* Tokens looked up in the prefix cache, and found there or copied, since the
+ * start; those of preempted sequences apart, so that thrashing does not look
+ * like a good hit rate. */
 typedef struct {
     uint64_t queries;
     uint64_t hits;
     uint64_t again_queries;
     uint64_t again_hits;
+    uint64_t forks; /* sequences, first or again, that began with a copy */
 } sched_hits_t;
 
 typedef struct sched_s sched_t;

@@ -35,14 +35,20 @@ struct seq_s {
 
     int computed; /* tokens whose K and V are in the pages; advanced by the
                      scheduler when it plans them */
+    int executed; /* of a running one: those of earlier steps; −1: it was
+                     admitted in this one */
     kv_table_t table;
 
     /* prefix caching */
     kv_hash_t root; /* of its hashes; set by the owner */
-    int cached;     /* tokens that were there at the first admission */
+    int cached;     /* tokens that were there at the first admission, and so
+                       were not computed for it: in shared pages, and those
+                       copied with a last page */
     bool admitted;  /* at least once */
-    int waits_for; /* waits until page waits_for − 1 is public; 0: does not */
-    int waits;     /* how often it began to wait */
+    int waits_for;  /* tokens that it waits for; 0: does not */
+    int waits;      /* how often it began to wait */
+    int forked;     /* tokens to be copied with page fork_page; 0: none */
+    int32_t fork_page;
 
     bool parked;      /* the client is slow: left out of steps */
     bool want_prompt; /* logits of prompt rows too (echo with logprobs): all

@@ -307,4 +307,5 @@ const op_table_t cpu_ops = {
     .rope_kv = cpu_rope_kv,
     .attention = cpu_attention,
     .kv_page_bytes = cpu_kv_page_bytes,
+    .kv_copy = cpu_kv_copy,
 };

@@ -78,6 +78,8 @@ void cpu_attention(op_dev_t *dev, float *out, const float *q,
 
 size_t cpu_kv_page_bytes(op_dev_t *dev, int dtype, int n_layers, int n_kv_heads,
                          int head_dim);
+void cpu_kv_copy(op_dev_t *dev, const op_kv_t *kv, const op_copy_t *copies,
+                 int n);
 
 /* --- cpu_point.c --- */
 

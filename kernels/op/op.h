@@ -67,6 +67,12 @@ typedef struct {
     op_dtype_t dtype; /* OP_F16 or OP_Q8_0 */
 } op_kv_t;
 
+/* A page whose content goes into another one. */
+typedef struct {
+    int32_t from;
+    int32_t to;
+} op_copy_t;
+
 /* What one forward pass is told. */
 typedef struct {
     int n_rows;
@@ -189,6 +195,16 @@ typedef struct {
     /* Bytes of one page over all layers; 0: the pool cannot have this type. */
     size_t (*kv_page_bytes)(op_dev_t *dev, int dtype, int n_layers,
                             int n_kv_heads, int head_dim);
+
+    /* Page copies[i].to becomes page copies[i].from, K and V of all layers and
+     * heads, scales too; i = 0 … n − 1 as if one after the other, so a copy
+     * sees what those before it wrote, and a page may be read and then be
+     * written.  A page onto itself: nothing happens.  Pages are in range (the
+     * caller checks); n = 0 is allowed.  All 16 positions are copied, whatever
+     * is in them: K and V of a position are scaled by themselves, so those
+     * that count are exact whatever stands behind them.  Exact: the bits. */
+    void (*kv_copy)(op_dev_t *dev, const op_kv_t *kv, const op_copy_t *copies,
+                    int n);
 } op_table_t;
 
 #endif /* KERNELS_OP_OP_H */

@@ -366,6 +366,20 @@ ref_kv_page_bytes(op_dev_t *dev, int dtype, int n_layers, int n_kv_heads,
 }
 
 
+static void
+ref_kv_copy(op_dev_t *dev, const op_kv_t *kv, const op_copy_t *copies, int n)
+{
+    uint8_t *base = kv->base;
+    size_t bytes = ref_kv_page_bytes(dev, (int) kv->dtype, kv->n_layers,
+                                     kv->n_kv_heads, kv->head_dim);
+
+    for (int i = 0; i < n; i++) {
+        memmove(base + (size_t) copies[i].to * bytes,
+                base + (size_t) copies[i].from * bytes, bytes);
+    }
+}
+
+
 /* K or V of position pos of sequence seq.  A page is
  * [layer][K, V][kv head][position] of rows. */
 static uint8_t *
@@ -616,4 +630,5 @@ const op_table_t ref_ops = {
     .rope_kv = ref_rope_kv,
     .attention = ref_attention,
     .kv_page_bytes = ref_kv_page_bytes,
+    .kv_copy = ref_kv_copy,
 };

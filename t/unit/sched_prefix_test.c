@@ -1,9 +1,11 @@
 /*
  * The scheduler with a prefix cache, in random storms.  The memory behind the
- * pages is played by a digest of the history for each position: before a row is
- * computed all positions before it must hold the right ones, and a page that
- * somebody else can see must not be written.  So a wrong hit, a page shared too
- * early or reused too soon shows at once, whatever the plan was.
+ * pages is played by a digest of the history for each position: the plan's
+ * copies are made, then all positions before a row that is computed must hold
+ * the right ones, and a page that somebody else can see must not be written.
+ * After the step every sequence must have all it believes to have.  So a wrong
+ * hit, a page shared or copied too early or reused too soon shows at once,
+ * whatever the plan was.
  *
  * Then the rules for sequences with a common beginning, by hand.
  */
@@ -25,6 +27,7 @@
 #include "engine/kv/prefix.h"
 #include "engine/sched/sched.h"
 #include "t/unit/random.h"
+#include "t/unit/sched_share_rig.h"
 
 enum { MAX_LIVE = 40, MAX_PAGES = 64, MAX_LEN = MAX_PAGES * 16 };
 
@@ -49,6 +52,8 @@ typedef struct {
     int max_len;
     int finished;
     int waited; /* sequences that have waited for a leader */
+    int copies;
+    int lost; /* sources that somebody else had already when copied */
 } storm_t;
 
 
@@ -91,7 +96,7 @@ storm_add(storm_t *s)
 
     const int prompt = 1 + random_below(s->random, s->max_len - 1);
     const int more = random_below(s->random, s->max_len - prompt + 1);
-    const int fork = random_below(s->random, 2 * prompt);
+    const int own = random_below(s->random, 2 * prompt);
     random_t text = { (uint64_t) random_below(s->random, 3) };
 
     memset(a, 0, sizeof(*a));
@@ -100,7 +105,7 @@ storm_add(storm_t *s)
     a->salt = random_below(s->random, 5) == 0;
 
     for (int i = 0; i < prompt; i++) {
-        a->tokens[i] = random_below(i < fork ? &text : s->random, 50);
+        a->tokens[i] = random_below(i < own ? &text : s->random, 50);
     }
 
     a->seq =
@@ -126,6 +131,57 @@ storm_drop(storm_t *s, actor_t *a)
     s->waited += a->seq.waits > 0;
     kv_table_fini(&a->seq.table);
     a->live = false;
+}
+
+
+/* Each copy goes to a page that one sequence of the plan has alone.  Its
+ * source may be anybody's by now, but what it holds is what it held. */
+static void
+storm_copies(storm_t *s, const plan_t *plan)
+{
+    for (int c = 0; c < plan->n_copies; c++) {
+        const plan_copy_t *copy = &plan->copies[c];
+        int owners = 0;
+
+        assert_int_not_equal(copy->from, copy->to);
+        assert_int_equal(kv_pool_refs(s->pool, copy->to), 1);
+        assert_false(kv_pool_kept(s->pool, copy->to));
+
+        for (int i = 0; i < plan->n_rows; i++) {
+            const plan_row_t *row = &plan->rows[i];
+
+            owners += row->first % 16 > 0
+                      && row->seq->table.pages[row->first / 16] == copy->to;
+        }
+
+        assert_int_equal(owners, 1);
+
+        for (int later = c + 1; later < plan->n_copies; later++) {
+            assert_int_not_equal(copy->to, plan->copies[later].from);
+            s->lost += plan->copies[later].to == copy->from;
+        }
+
+        s->lost += kv_pool_refs(s->pool, copy->from) == 0;
+        memcpy(s->memory[copy->to], s->memory[copy->from],
+               sizeof(s->memory[0]));
+    }
+
+    s->copies += plan->n_copies;
+}
+
+
+/* Everybody has what it counts as computed. */
+static void
+storm_contents(storm_t *s)
+{
+    for (int i = 0; i < MAX_LIVE; i++) {
+        actor_t *a = &s->actor[i];
+
+        for (int p = 0; a->live && p < a->seq.computed; p++) {
+            assert_true(s->memory[a->seq.table.pages[p / 16]][p % 16]
+                        == digest_at(a, p));
+        }
+    }
 }
 
 
@@ -175,6 +231,7 @@ storm_step(storm_t *s)
 
     assert_int_equal(mallinfo2().uordblks, heap); /* no allocation */
     sched_check(s->sched);
+    storm_copies(s, plan);
 
     for (int i = 0; i < plan->n_rows; i++) {
         const plan_row_t *row = &plan->rows[i];
@@ -182,7 +239,6 @@ storm_step(storm_t *s)
 
         assert_true(row->count >= 1); /* the last token is always computed */
         assert_int_equal(row->first + row->count, row->seq->computed);
-        assert_true(!fresh[a - s->actor] || row->first % 16 == 0);
         assert_true(!fresh[a - s->actor] || !row->seq->want_prompt
                     || row->first == 0);
         row_reads(s, row);
@@ -193,6 +249,8 @@ storm_step(storm_t *s)
     for (int i = 0; i < plan->n_rows; i++) {
         row_writes(s, &plan->rows[i]);
     }
+
+    storm_contents(s);
 
     bool idle = sched_running(s->sched) == 0;
 
@@ -254,9 +312,17 @@ storm_chaos(storm_t *s)
 }
 
 
+typedef struct {
+    sched_hits_t hits;
+    uint64_t preemptions;
+    int waited;
+    int copies;
+    int lost;
+} sum_t;
+
+
 static void
-storm_run(random_t *random, int n_steps, sched_hits_t *sum, int *waited,
-          uint64_t *preemptions)
+storm_run(random_t *random, int n_steps, sum_t *sum)
 {
     static storm_t s;
     const int pages = 2 + random_below(random, MAX_PAGES - 1);
@@ -296,12 +362,15 @@ storm_run(random_t *random, int n_steps, sched_hits_t *sum, int *waited,
 
     const sched_hits_t *hits = sched_hits(s.sched);
 
-    sum->queries += hits->queries;
-    sum->hits += hits->hits;
-    sum->again_queries += hits->again_queries;
-    sum->again_hits += hits->again_hits;
-    *waited += s.waited;
-    *preemptions += sched_preemptions(s.sched);
+    sum->hits.queries += hits->queries;
+    sum->hits.hits += hits->hits;
+    sum->hits.again_queries += hits->again_queries;
+    sum->hits.again_hits += hits->again_hits;
+    sum->hits.forks += hits->forks;
+    sum->waited += s.waited;
+    sum->copies += s.copies;
+    sum->lost += s.lost;
+    sum->preemptions += sched_preemptions(s.sched);
     assert_int_equal(kv_pool_free_pages(s.pool), pages);
     sched_destroy(s.sched);
     kv_prefix_destroy(s.prefix);
@@ -313,112 +382,30 @@ static void
 test_storms(void **state)
 {
     random_t random = random_start("prefix scheduler storms");
-    sched_hits_t sum = { 0 };
-    uint64_t preemptions = 0;
-    int waited = 0;
+    sum_t sum = { 0 };
 
     (void) state;
 
     for (int i = 0; i < 120; i++) {
-        storm_run(&random, 250, &sum, &waited, &preemptions);
+        storm_run(&random, 250, &sum);
     }
 
     printf("# %llu of %llu tokens hit, %llu of %llu after %llu preemptions, "
-           "%d waited\n",
-           (unsigned long long) sum.hits, (unsigned long long) sum.queries,
-           (unsigned long long) sum.again_hits,
-           (unsigned long long) sum.again_queries,
-           (unsigned long long) preemptions, waited);
-    assert_true(sum.hits > 10000 && sum.again_hits > 1000);
-    assert_true(preemptions > 500 && waited > 100);
+           "%d waited, %llu forks, %d copies, %d from pages lost\n",
+           (unsigned long long) sum.hits.hits,
+           (unsigned long long) sum.hits.queries,
+           (unsigned long long) sum.hits.again_hits,
+           (unsigned long long) sum.hits.again_queries,
+           (unsigned long long) sum.preemptions, sum.waited,
+           (unsigned long long) sum.hits.forks, sum.copies, sum.lost);
+    assert_true(sum.hits.hits > 10000 && sum.hits.again_hits > 1000);
+    assert_true(sum.preemptions > 500 && sum.waited > 100);
+    assert_true(sum.copies > 500 && sum.hits.forks >= (uint64_t) sum.copies);
+    assert_true(sum.lost > 10);
 }
 
 
 /* --- by hand --- */
-
-typedef struct {
-    kv_pool_t *pool;
-    kv_prefix_t *prefix;
-    sched_t *sched;
-    const plan_t *plan;
-    int32_t tokens[8][512];
-    seq_t seq[8];
-} rig_t;
-
-
-static void
-rig_create(rig_t *rig, int pages, int max_tokens)
-{
-    memset(rig, 0, sizeof(*rig));
-    rig->pool = kv_pool_create(pages);
-    rig->prefix = kv_prefix_create(rig->pool);
-    rig->sched = sched_create(&(sched_conf_t){ .max_tokens = max_tokens,
-                                               .max_seqs = 8,
-                                               .prefix = rig->prefix },
-                              rig->pool);
-    assert_non_null(rig->sched);
-}
-
-
-/* Sequence i: `common` tokens that all have, the rest its own. */
-static seq_t *
-rig_add(rig_t *rig, int i, int n_tokens, int common)
-{
-    seq_t *seq = &rig->seq[i];
-
-    for (int k = 0; k < 512; k++) {
-        rig->tokens[i][k] = k < common ? k : 1000 * (i + 1) + k;
-    }
-
-    *seq = (seq_t){ .tokens = rig->tokens[i],
-                    .n_tokens = n_tokens,
-                    .n_prompt = n_tokens };
-    assert_int_equal(kv_table_init(&seq->table, 512), LLM_OK);
-    sched_add(rig->sched, seq);
-
-    return seq;
-}
-
-
-static void
-rig_step(rig_t *rig, int n_rows)
-{
-    rig->plan = sched_step(rig->sched);
-    sched_check(rig->sched);
-    assert_int_equal(rig->plan->n_rows, n_rows);
-}
-
-
-static void
-expect_row(const rig_t *rig, int row, int i, int first, int count)
-{
-    assert_ptr_equal(rig->plan->rows[row].seq, &rig->seq[i]);
-    assert_int_equal(rig->plan->rows[row].first, first);
-    assert_int_equal(rig->plan->rows[row].count, count);
-}
-
-
-static void
-rig_drop(rig_t *rig, int i)
-{
-    sched_remove(rig->sched, &rig->seq[i]);
-    kv_table_fini(&rig->seq[i].table);
-}
-
-
-static void
-rig_destroy(rig_t *rig, int n)
-{
-    for (int i = 0; i < n; i++) {
-        rig_drop(rig, i);
-    }
-
-    assert_int_equal(kv_pool_free_pages(rig->pool), kv_pool_pages(rig->pool));
-    sched_destroy(rig->sched);
-    kv_prefix_destroy(rig->prefix);
-    kv_pool_destroy(rig->pool);
-}
-
 
 /* The first computes the common part; who shares it waits until it is there,
  * who does not, or hardly, goes first. */
@@ -432,13 +419,13 @@ test_followers(void **state)
     rig_add(&rig, 0, 100, 64);
     rig_add(&rig, 1, 90, 64); /* shares 4 pages */
     rig_add(&rig, 2, 10, 0);  /* none */
-    rig_add(&rig, 3, 31, 31); /* one: not worth it */
+    rig_add(&rig, 3, 31, 20); /* 20 tokens: not worth it */
 
     rig_step(&rig, 3);
     expect_row(&rig, 0, 0, 0, 50); /* its share of 20 and what is left */
     expect_row(&rig, 1, 2, 0, 10);
     expect_row(&rig, 2, 3, 0, 20);
-    assert_int_equal(rig.seq[1].waits_for, 4);
+    assert_int_equal(rig.seq[1].waits_for, 64);
 
     rig_step(&rig, 2); /* three of the four pages are there */
     expect_row(&rig, 0, 0, 50, 50);
@@ -467,9 +454,25 @@ test_last_page(void **state)
     rig_add(&rig, 1, 64, 64);
     rig_add(&rig, 2, 65, 65);
     rig_step(&rig, 2);
-    expect_row(&rig, 0, 1, 48, 16);
+    expect_row(&rig, 0, 1, 63, 1); /* by a copy of the last page */
     expect_row(&rig, 1, 2, 64, 1);
-    rig_destroy(&rig, 3);
+    expect_copy(&rig, 0, 0, 1, 3);
+    assert_int_equal(rig.plan->n_copies, 1);
+
+    /* which is full then, and there once too often */
+    rig_step(&rig, 0);
+    assert_int_equal(rig.plan->n_copies, 0);
+    assert_int_equal(rig.seq[1].table.pages[3], rig.seq[0].table.pages[3]);
+    rig_drop(&rig, 0);
+    rig_drop(&rig, 1);
+    rig_drop(&rig, 2);
+
+    /* nobody runs: nothing is copied */
+    rig_add(&rig, 1, 64, 64);
+    rig_step(&rig, 1);
+    expect_row(&rig, 0, 1, 48, 16);
+    rig_drop(&rig, 1);
+    rig_destroy(&rig, 0);
 }
 
 
