@@ -142,6 +142,8 @@ open_sched(engine_t *engine, llm_err_t *err)
         .prefix = engine->prefix,
         .whole_prompts = !conf->chunked_prefill,
         .long_prefill = conf->long_prefill_token_threshold,
+        .cost = &engine->cost,
+        .slowdown = conf->max_decode_slowdown,
     };
 
     if (engine->pool != NULL
@@ -292,7 +294,10 @@ engine_step(engine_t *engine)
     const plan_t *plan = sched_step(engine->sched);
 
     if (plan->n_rows > 0) {
+        const uint64_t start = clock_now_ns();
+
         runner_step(engine, plan);
+        cost_observe(&engine->cost, plan_cost(plan), clock_now_ns() - start);
     }
 
     llm_stats_t *stats = engine->stats;

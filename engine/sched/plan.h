@@ -5,6 +5,7 @@
 
 #include <stdbool.h>
 
+#include "engine/sched/cost.h"
 #include "engine/sched/seq.h"
 
 typedef struct {
@@ -19,5 +20,9 @@ typedef struct {
     int n_rows;   /* sequences in the step */
     int n_tokens; /* sum of count, ≤ the token budget */
 } plan_t;
+
+
+/* Its rows, and what they attend to: with all tokens of the sequence before. */
+cost_step_t plan_cost(const plan_t *plan);
 
 #endif /* ENGINE_SCHED_PLAN_H */

@@ -24,7 +24,17 @@
 #include "engine/base/status.h"
 #include "engine/sched/share.h"
 
-enum { SHARES_MAX = 4 }; /* a share of the step is not cut smaller */
+enum {
+    SHARES_MAX = 4, /* a share of the step is not cut smaller */
+    PREFILL_MIN = 4 /* rows of prefill that decodes always put up with */
+};
+
+/* What runs, at the beginning of a step. */
+typedef struct {
+    cost_step_t decode; /* the sequences that decode */
+    int n_prefill;      /* the others */
+    int context;        /* the longest of these so far */
+} load_t;
 
 struct sched_s {
     kv_pool_t *pool;
@@ -33,6 +43,8 @@ struct sched_s {
     int max_seqs;
     bool whole_prompts;
     int long_prefill;
+    const cost_t *cost;
+    double slowdown;
 
     list_t running; /* in the order of admission */
     list_t waiting; /* in the order of arrival */
@@ -90,6 +102,8 @@ sched_create(const sched_conf_t *conf, kv_pool_t *pool)
     sched->max_seqs = seqs;
     sched->whole_prompts = conf->whole_prompts;
     sched->long_prefill = conf->long_prefill;
+    sched->cost = conf->cost;
+    sched->slowdown = conf->slowdown;
     list_init(&sched->running);
     list_init(&sched->waiting);
 
@@ -495,6 +509,47 @@ top_up(sched_t *sched)
 }
 
 
+static void
+load_add(load_t *load, const seq_t *seq)
+{
+    if (todo(seq) == 1) {
+        load->decode.rows++;
+        load->decode.attended += seq->n_tokens;
+        return;
+    }
+
+    load->n_prefill++;
+
+    if (seq->computed > load->context) {
+        load->context = seq->computed;
+    }
+}
+
+
+/* The tokens of this step: all there may be, or fewer, so that prefill does not
+ * hold up the streams that decode.  A prompt that is being computed gets one
+ * at least. */
+static int
+budget_of(const sched_t *sched, const load_t *load)
+{
+    const int rest = sched->max_tokens - load->decode.rows;
+    int least = load->n_prefill > PREFILL_MIN ? load->n_prefill : PREFILL_MIN;
+
+    if (sched->cost == NULL || sched->slowdown == 0 || load->decode.rows == 0
+        || sched->whole_prompts)
+    {
+        return sched->max_tokens;
+    }
+
+    const int extra = cost_extra(sched->cost, load->decode, load->context,
+                                 sched->slowdown, rest);
+
+    least = least < rest ? least : rest;
+
+    return load->decode.rows + (extra > least ? extra : least);
+}
+
+
 /* The most that one of n sequences gets at first. */
 static int
 share_of(const sched_t *sched, int n)
@@ -503,7 +558,7 @@ share_of(const sched_t *sched, int n)
         return INT_MAX;
     }
 
-    const int share = sched->max_tokens / (n < SHARES_MAX ? n : SHARES_MAX);
+    const int share = sched->budget / (n < SHARES_MAX ? n : SHARES_MAX);
 
     if (share < sched->long_prefill) {
         return sched->long_prefill;
@@ -517,11 +572,10 @@ share_of(const sched_t *sched, int n)
 static void
 begin_step(sched_t *sched)
 {
-    int n_prefill = 0;
+    load_t load = { .n_prefill = 0 };
 
     sched->plan.n_rows = 0;
     sched->plan.n_tokens = 0;
-    sched->budget = sched->max_tokens;
     sched->scan = sched->running.prev;
     sched->n_behind = 0;
     sched->n_parked = 0;
@@ -533,12 +587,16 @@ begin_step(sched_t *sched)
             share_publish(sched->prefix, seq, seq->n_tokens);
         }
 
-        sched->n_behind += todo(seq) > 0;
         sched->n_parked += seq->parked;
-        n_prefill += todo(seq) > 1;
+
+        if (todo(seq) > 0) {
+            sched->n_behind++;
+            load_add(&load, seq);
+        }
     }
 
-    sched->share = share_of(sched, n_prefill + sched->n_waiting);
+    sched->budget = budget_of(sched, &load);
+    sched->share = share_of(sched, load.n_prefill + sched->n_waiting);
 }
 
 

@@ -17,6 +17,10 @@
  * step too: max(long_prefill, max_tokens / how many, max_tokens / 4).  What
  * nobody else took goes to it in the end.
  *
+ * Prefill beside decodes is cut so that the step takes at most `slowdown` times
+ * as long as the decodes alone, by what steps were measured to cost (cost.h);
+ * a page of tokens is always allowed.
+ *
  * A parked sequence is left out of steps.  It keeps its pages and counts among
  * the running ones until another sequence needs a page or a seat: then parked
  * sequences are preempted before anyone else.
@@ -30,6 +34,7 @@
 
 #include "engine/kv/pool.h"
 #include "engine/kv/prefix.h"
+#include "engine/sched/cost.h"
 #include "engine/sched/plan.h"
 
 typedef struct {
@@ -40,6 +45,8 @@ typedef struct {
     bool whole_prompts;  /* a prompt is prefilled in one step: max_tokens must
                             be enough for the longest sequence */
     int long_prefill;    /* long_prefill_token_threshold */
+    const cost_t *cost;  /* borrowed: what steps take; NULL: not known */
+    double slowdown;     /* max_decode_slowdown; 0: no limit */
 } sched_conf_t;
 
 /* Tokens looked up in the prefix cache, and found there, since the start;
