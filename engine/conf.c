@@ -18,7 +18,7 @@ typedef enum {
     CONF_INT,
     CONF_SIZE,
     CONF_LEVEL,
-    CONF_SHARE, /* a fraction; its range is in thousandths */
+    CONF_REAL, /* its range is in thousandths */
     CONF_FLAG,
     CONF_DTYPE
 } conf_kind_t;
@@ -52,8 +52,10 @@ static const conf_row_t conf_rows[] = {
       AT(long_prefill_token_threshold), 0, 1 << 17, false },
     { "chunked_prefill", CONF_FLAG, AT(chunked_prefill), 0, 0, false },
     { "prefix_caching", CONF_FLAG, AT(prefix_caching), 0, 0, false },
-    { "gpu_memory_utilization", CONF_SHARE, AT(gpu_memory_utilization), 50,
-      1000, false },
+    { "max_decode_slowdown", CONF_REAL, AT(max_decode_slowdown), 0, 100000,
+      false },
+    { "gpu_memory_utilization", CONF_REAL, AT(gpu_memory_utilization), 50, 1000,
+      false },
     { "kv_cache_prefault", CONF_FLAG, AT(kv_cache_prefault), 0, 0, false },
     { "kv_cache_memory", CONF_SIZE, AT(kv_cache_memory), 1, 0, false },
     { "kv_cache_dtype", CONF_DTYPE, AT(kv_cache_dtype), 0, 0, false },
@@ -72,6 +74,7 @@ engine_conf_init(engine_conf_t *conf)
         .block_size = 16,
         .max_num_seqs = 128,
         .max_num_batched_tokens = 2048,
+        .max_decode_slowdown = 4,
         .kv_cache_dtype = OP_F16,
         .chunked_prefill = true,
         .prefix_caching = true,
@@ -126,23 +129,23 @@ parse_size(const char *text, uint64_t *bytes)
 
 /* Digits and one point: strtod() alone would take "inf" and "0x1". */
 static int
-conf_set_share(const conf_row_t *row, double *place, const char *value,
-               llm_err_t *err)
+conf_set_real(const conf_row_t *row, double *place, const char *value,
+              llm_err_t *err)
 {
     const double least = (double) row->min / 1000;
     const double most = (double) row->max / 1000;
     char *end;
-    const double share = strtod(value, &end);
+    const double number = strtod(value, &end);
 
     if (value[0] == '\0' || value[strspn(value, "0123456789.")] != '\0'
-        || *end != '\0' || !(share >= least && share <= most))
+        || *end != '\0' || !(number >= least && number <= most))
     {
         return llm_err_set(err, LLM_BADREQ, row->key,
                            "%s=%s: use a number from %g to %g", row->key, value,
                            least, most);
     }
 
-    *place = share;
+    *place = number;
 
     return LLM_OK;
 }
@@ -225,8 +228,8 @@ conf_set_row(engine_conf_t *conf, const conf_row_t *row, const char *value,
 
         return LLM_OK;
 
-    case CONF_SHARE:
-        return conf_set_share(row, (double *) (void *) place, value, err);
+    case CONF_REAL:
+        return conf_set_real(row, (double *) (void *) place, value, err);
 
     case CONF_FLAG:
         return conf_set_flag(row, (bool *) (void *) place, value, err);

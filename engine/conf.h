@@ -25,6 +25,7 @@ typedef struct {
     int max_num_seqs;
     int max_num_batched_tokens;
     int long_prefill_token_threshold; /* 0: the adaptive share alone */
+    double max_decode_slowdown;       /* by prefill, times; 0: no limit */
     bool chunked_prefill;
     bool prefix_caching;
     double gpu_memory_utilization; /* 0.05 … 1; 0: the default */

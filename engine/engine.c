@@ -144,6 +144,8 @@ open_sched(engine_t *engine, llm_err_t *err)
         .whole_prompts = !conf->chunked_prefill,
         .long_prefill = conf->long_prefill_token_threshold,
         .output_ratio = conf->output_ratio,
+        .cost = &engine->cost,
+        .slowdown = conf->max_decode_slowdown,
     };
 
     if (engine->pool != NULL
@@ -301,7 +303,10 @@ engine_step(engine_t *engine)
     tally_phase(engine, LLM_PHASE_SCHEDULE, &since);
 
     if (plan->n_rows > 0) {
+        const uint64_t run = clock_now_ns();
+
         runner_step(engine, plan);
+        cost_observe(&engine->cost, plan_cost(plan), clock_now_ns() - run);
     }
 
     since = clock_now_ns();

@@ -46,6 +46,7 @@ struct engine_s {
     kv_pool_t *pool;
     kv_prefix_t *prefix; /* NULL: prefix_caching off */
     sched_t *sched;
+    cost_t cost; /* of a step, learned */
     batch_t batch;
     samp_t *samp;
     samp_result_t *results; /* [max_out] */

@@ -5,6 +5,7 @@
 
 #include <stdbool.h>
 
+#include "engine/sched/cost.h"
 #include "engine/sched/seq.h"
 
 typedef struct {
@@ -28,5 +29,9 @@ typedef struct {
     plan_copy_t *copies; /* in the order in which they are to be made */
     int n_copies;        /* at most max_seqs + 1 */
 } plan_t;
+
+
+/* Its rows, and what they attend to: with all tokens of the sequence before. */
+cost_step_t plan_cost(const plan_t *plan);
 
 #endif /* ENGINE_SCHED_PLAN_H */

@@ -33,7 +33,17 @@
 #include "engine/sched/state.h"
 #include "engine/sched/victim.h"
 
-enum { SHARES_MAX = 4 }; /* a share of the step is not cut smaller */
+enum {
+    SHARES_MAX = 4, /* a share of the step is not cut smaller */
+    PREFILL_MIN = 4 /* rows of prefill that decodes always put up with */
+};
+
+/* What runs, at the beginning of a step. */
+typedef struct {
+    cost_step_t decode; /* the sequences that decode */
+    int n_prefill;      /* the others */
+    int context;        /* the longest of these so far */
+} load_t;
 
 
 static int
@@ -70,6 +80,8 @@ sched_create(const sched_conf_t *conf, kv_pool_t *pool)
     sched->max_seqs = seqs;
     sched->whole_prompts = conf->whole_prompts;
     sched->long_prefill = conf->long_prefill;
+    sched->cost = conf->cost;
+    sched->slowdown = conf->slowdown;
     sched->reserve = conf->reserve;
     list_init(&sched->running);
     estimate_init(&sched->estimate, conf->output_ratio);
@@ -176,6 +188,47 @@ sched_remove(sched_t *sched, seq_t *seq)
 }
 
 
+static void
+load_add(load_t *load, const seq_t *seq)
+{
+    if (todo(seq) == 1) {
+        load->decode.rows++;
+        load->decode.attended += seq->n_tokens;
+        return;
+    }
+
+    load->n_prefill++;
+
+    if (seq->computed > load->context) {
+        load->context = seq->computed;
+    }
+}
+
+
+/* The tokens of this step: all there may be, or fewer, so that prefill does not
+ * hold up the streams that decode.  A prompt that is being computed gets one
+ * at least. */
+static int
+budget_of(const sched_t *sched, const load_t *load)
+{
+    const int rest = sched->max_tokens - load->decode.rows;
+    int least = load->n_prefill > PREFILL_MIN ? load->n_prefill : PREFILL_MIN;
+
+    if (sched->cost == NULL || sched->slowdown == 0 || load->decode.rows == 0
+        || sched->whole_prompts)
+    {
+        return sched->max_tokens;
+    }
+
+    const int extra = cost_extra(sched->cost, load->decode, load->context,
+                                 sched->slowdown, rest);
+
+    least = least < rest ? least : rest;
+
+    return load->decode.rows + (extra > least ? extra : least);
+}
+
+
 /* The most that one of n sequences gets at first. */
 static int
 share_of(const sched_t *sched, int n)
@@ -184,7 +237,7 @@ share_of(const sched_t *sched, int n)
         return INT_MAX;
     }
 
-    const int share = sched->max_tokens / (n < SHARES_MAX ? n : SHARES_MAX);
+    const int share = sched->budget / (n < SHARES_MAX ? n : SHARES_MAX);
 
     if (share < sched->long_prefill) {
         return sched->long_prefill;
@@ -199,13 +252,12 @@ share_of(const sched_t *sched, int n)
 static void
 begin_step(sched_t *sched)
 {
-    int n_prefill = 0;
+    load_t load = { .n_prefill = 0 };
     int generated = 0;
 
     sched->plan.n_rows = 0;
     sched->plan.n_tokens = 0;
     sched->plan.n_copies = 0;
-    sched->budget = sched->max_tokens;
     sched->n_behind = 0;
     sched->n_parked = 0;
 
@@ -218,16 +270,20 @@ begin_step(sched_t *sched)
 
         seq->executed = seq->computed;
         generated += charge_output(sched, seq);
-        sched->n_behind += todo(seq) > 0;
         sched->n_parked += seq->parked;
-        n_prefill += todo(seq) > 1;
+
+        if (todo(seq) > 0) {
+            sched->n_behind++;
+            load_add(&load, seq);
+        }
     }
 
     if (generated > 0) {
         estimate_sink(&sched->estimate);
     }
 
-    sched->share = share_of(sched, n_prefill + sched->fair.n_waiting);
+    sched->budget = budget_of(sched, &load);
+    sched->share = share_of(sched, load.n_prefill + sched->fair.n_waiting);
 }
 
 

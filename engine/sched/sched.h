@@ -36,11 +36,15 @@
  * nothing is shared nor copied: every sequence computes all of its tokens.
  *
  * A long prompt gets at most its share of a step while others want some of the
- * step too: max(long_prefill, max_tokens / how many, max_tokens / 4).  It gets
+ * step too: max(long_prefill, budget / how many, budget / 4).  It gets
  * a single token while another tenant waits that was served no more than its
  * own, or a more urgent sequence of its own: first these must have had their
  * chance.
  * What nobody else took goes to it in the end.
+ *
+ * Prefill beside decodes is cut so that the step takes at most `slowdown` times
+ * as long as the decodes alone, by what steps were measured to cost (cost.h); a
+ * few rows are always allowed.  A share is then one of what is left.
  *
  * A parked sequence is left out of steps.  It keeps its pages and counts among
  * the running ones until another sequence needs a page or a seat: then parked
@@ -56,6 +60,7 @@
 
 #include "engine/kv/pool.h"
 #include "engine/kv/prefix.h"
+#include "engine/sched/cost.h"
 #include "engine/sched/plan.h"
 
 typedef struct tenant_s tenant_t;
@@ -68,6 +73,8 @@ typedef struct {
     bool whole_prompts;  /* a prompt is prefilled in one step: max_tokens must
                             be enough for the longest sequence */
     int long_prefill;    /* long_prefill_token_threshold */
+    const cost_t *cost;  /* borrowed: what steps take; NULL: not known */
+    double slowdown;     /* max_decode_slowdown; 0: no limit */
     int reserve; /* 0, or: every sequence takes pages for so many tokens when
                     it is admitted (as many as its table and the pool have);
                     prefix must be NULL then */

@@ -14,6 +14,8 @@ struct sched_s {
     int max_seqs;
     bool whole_prompts;
     int long_prefill;
+    const cost_t *cost;
+    double slowdown;
     int reserve;
 
     list_t running; /* in the order of admission */
