@@ -203,6 +203,7 @@ open_engine(const setup_t *setup)
     conf.log_level = LOG_WARN;
 
     if (setup->kv_memory != NULL) {
+        conf.output_ratio = -1; /* or few would be preempted */
         snprintf(memory, sizeof(memory), "kv_cache_memory=%s",
                  setup->kv_memory);
         assert_int_equal(engine_conf_set(&conf, memory, &err), LLM_OK);
