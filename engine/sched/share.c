@@ -132,7 +132,8 @@ share_fork(seq_t *seq, const list_t *running)
     limit = limit < seq->n_tokens ? limit : seq->n_tokens - 1;
 
     /* One token is enough: to copy a page is to move what 16 tokens wrote,
-     * which is nothing beside one more token in the forward pass. */
+     * which is nothing beside one more row of the forward pass (measured with
+     * 135M parameters on two threads: 0.04 ms against more than 1 ms). */
     for (const list_t *l = running->next; l != running; l = l->next) {
         const seq_t *other = list_entry(l, const seq_t, link);
 
