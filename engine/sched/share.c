@@ -18,12 +18,13 @@
 
 #include "engine/base/status.h"
 
+/* A wait must save GAIN_WHOLE tokens if they are the whole prompt but its last
+ * one, the first time; else GAIN_PART; and 1/GAIN_FRACTION of what is to do. */
 enum {
     WAITS_MAX = 8,
-    GAIN_WHOLE = 7,          /* the fewest tokens worth a wait: of the whole
-                                 prompt but the last one, the first time; */
-    GAIN_PART = 2 * KV_PAGE, /* else; */
-    GAIN_FRACTION = 8        /* and no less than this part of what is to do */
+    GAIN_WHOLE = 7,
+    GAIN_PART = 2 * KV_PAGE,
+    GAIN_FRACTION = 8
 };
 
 
