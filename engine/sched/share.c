@@ -18,12 +18,13 @@
 
 #include "engine/base/status.h"
 
+/* A wait must save GAIN_WHOLE tokens if they are the whole prompt but its last
+ * one, the first time; else GAIN_PART; and 1/GAIN_FRACTION of what is to do. */
 enum {
     WAITS_MAX = 8,
-    GAIN_WHOLE = 7,          /* the fewest tokens worth a wait: of the whole
-                                 prompt but the last one, the first time; */
-    GAIN_PART = 2 * KV_PAGE, /* else; */
-    GAIN_FRACTION = 8        /* and no less than this part of what is to do */
+    GAIN_WHOLE = 7,
+    GAIN_PART = 2 * KV_PAGE,
+    GAIN_FRACTION = 8
 };
 
 
@@ -132,7 +133,8 @@ share_fork(seq_t *seq, const list_t *running)
     limit = limit < seq->n_tokens ? limit : seq->n_tokens - 1;
 
     /* One token is enough: to copy a page is to move what 16 tokens wrote,
-     * which is nothing beside one more token in the forward pass. */
+     * which is nothing beside one more row of the forward pass (measured with
+     * 135M parameters on two threads: 0.04 ms against more than 1 ms). */
     for (const list_t *l = running->next; l != running; l = l->next) {
         const seq_t *other = list_entry(l, const seq_t, link);
 

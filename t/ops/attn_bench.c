@@ -1,5 +1,5 @@
 /*
- * How fast attention and the pointwise ops are, on the shape of
+ * How fast attention, the pointwise ops and kv_copy are, on the shape of
  * SmolLM2-135M: 9 heads, 3 KV heads of 64.
  *
  *   attn_bench [isa [f16 | q8_0]]
@@ -212,6 +212,33 @@ bench_point(bench_t *b, int rows)
 }
 
 
+/* Far apart, so that pages come from memory. */
+static void
+bench_copy(bench_t *b, int n)
+{
+    const size_t bytes =
+        b->ops->kv_page_bytes(b->dev, (int) b->kv.dtype, LAYERS, KV_HEADS, DIM);
+    op_copy_t copies[7];
+    double best = 1e30;
+
+    for (int repeat = 0; repeat < 30; repeat++) {
+        for (int i = 0; i < n; i++) {
+            copies[i].from = (repeat * 16 + i * 2) % POOL_PAGES;
+            copies[i].to = (repeat * 16 + i * 2 + 1) % POOL_PAGES;
+        }
+
+        const double t0 = now_us();
+        b->ops->kv_copy(b->dev, &b->kv, copies, n);
+        const double us = now_us() - t0;
+
+        best = us < best ? us : best;
+    }
+
+    printf("  kv_copy of %d: %.1f us a page of %zu KiB\n", n, best / n,
+           bytes / 1024);
+}
+
+
 int
 main(int argc, char **argv)
 {
@@ -235,6 +262,8 @@ main(int argc, char **argv)
         bench_point(&b, 1);
         bench_point(&b, 16);
         bench_point(&b, 512);
+        bench_copy(&b, 1);
+        bench_copy(&b, 7);
         b.ops->close(b.dev);
     }
 
