@@ -49,8 +49,8 @@ typedef struct {
     _Atomic uint64_t prefix_hits;    /* and found there */
     _Atomic uint64_t again_queries;  /* the same after a preemption */
     _Atomic uint64_t again_hits;
+    _Atomic uint64_t rejected; /* refused because the queue is full */
     _Atomic uint64_t finished[LLM_FINISH_MAX];
-    _Atomic uint64_t rejected; /* requests refused, the queue being full */
 
     llm_hist_t ttft;       /* time to first token */
     llm_hist_t inter;      /* between tokens of one sequence */
