@@ -34,7 +34,7 @@ my %long = (%short, max_tokens => 4000);
 sub waiting { $t->metric('vllm:num_requests_waiting') }
 sub rejected {
     $t->metric('vllm:admission_rejections_total',
-        'engine="chat",[^}]*,reason="max_num_queued_reqs"')
+        'engine="chat",[^}]*,reason="[^"]*"')
 }
 
 sub queued_ok {
