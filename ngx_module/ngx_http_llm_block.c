@@ -19,7 +19,7 @@ typedef enum {
     NGX_HTTP_LLM_AUTO_NUMBER,   /* the same, or "auto": 0 */
     NGX_HTTP_LLM_POWER,         /* the same, a power of two */
     NGX_HTTP_LLM_SIZE,          /* off_t, at least min */
-    NGX_HTTP_LLM_SHARE,         /* the text of a number, in millionths */
+    NGX_HTTP_LLM_DECIMAL,         /* the text of a number, in millionths */
     NGX_HTTP_LLM_WORD,          /* the text, one of two words */
     NGX_HTTP_LLM_PATH,          /* the text, made absolute */
     NGX_HTTP_LLM_FILE,          /* the same, and it can be read */
@@ -80,13 +80,16 @@ static const ngx_http_llm_option_t  ngx_http_llm_options[] = {
     { ngx_string("long_prefill_token_threshold"), NGX_HTTP_LLM_NUMBER,
       llm_at(long_prefill_token_threshold), 0, 131072, { NULL, NULL } },
 
+    { ngx_string("max_decode_slowdown"), NGX_HTTP_LLM_DECIMAL,
+      llm_at(max_decode_slowdown), 0, 100000000, { NULL, NULL } },
+
     { ngx_string("chunked_prefill"), NGX_HTTP_LLM_WORD,
       llm_at(chunked_prefill), 0, 0, { "on", "off" } },
 
     { ngx_string("prefix_caching"), NGX_HTTP_LLM_WORD,
       llm_at(prefix_caching), 0, 0, { "on", "off" } },
 
-    { ngx_string("gpu_memory_utilization"), NGX_HTTP_LLM_SHARE,
+    { ngx_string("gpu_memory_utilization"), NGX_HTTP_LLM_DECIMAL,
       llm_at(gpu_memory_utilization), 50000, 1000000, { NULL, NULL } },
 
     { ngx_string("kv_cache_prefault"), NGX_HTTP_LLM_WORD,
@@ -377,7 +380,7 @@ ngx_http_llm_block_set(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
 
         return NGX_CONF_OK;
 
-    case NGX_HTTP_LLM_SHARE:
+    case NGX_HTTP_LLM_DECIMAL:
         n = ngx_atofp(value[1].data, value[1].len, 6);
 
         if (n == NGX_ERROR || (ngx_uint_t) n < option->min

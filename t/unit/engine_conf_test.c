@@ -78,6 +78,7 @@ test_defaults(void **state)
     assert_int_equal(conf.long_prefill_token_threshold, 0);
     assert_true(conf.chunked_prefill);
     assert_true(conf.prefix_caching);
+    assert_true(conf.max_decode_slowdown == 4);
     assert_true(conf.gpu_memory_utilization == 0);
     assert_int_equal(conf.kv_cache_memory, 0);
     assert_false(conf.kv_cache_prefault);
