@@ -52,6 +52,7 @@ static const conf_row_t conf_rows[] = {
       AT(long_prefill_token_threshold), 0, 1 << 17, false },
     { "chunked_prefill", CONF_FLAG, AT(chunked_prefill), 0, 0, false },
     { "prefix_caching", CONF_FLAG, AT(prefix_caching), 0, 0, false },
+    { "reservation", CONF_FLAG, AT(reservation), 0, 0, false },
     { "gpu_memory_utilization", CONF_SHARE, AT(gpu_memory_utilization), 50,
       1000, false },
     { "kv_cache_prefault", CONF_FLAG, AT(kv_cache_prefault), 0, 0, false },

@@ -132,7 +132,9 @@ open_sched(engine_t *engine, llm_err_t *err)
 
     engine->pool = kv_pool_create(engine->kv.n_pages);
 
-    if (engine->pool != NULL && conf->prefix_caching) {
+    const bool sharing = conf->prefix_caching && !conf->reservation;
+
+    if (engine->pool != NULL && sharing) {
         engine->prefix = kv_prefix_create(engine->pool);
     }
 
@@ -142,10 +144,10 @@ open_sched(engine_t *engine, llm_err_t *err)
         .prefix = engine->prefix,
         .whole_prompts = !conf->chunked_prefill,
         .long_prefill = conf->long_prefill_token_threshold,
+        .reserve = conf->reservation ? engine->max_model_len : 0,
     };
 
-    if (engine->pool != NULL
-        && (engine->prefix != NULL || !conf->prefix_caching)) {
+    if (engine->pool != NULL && (engine->prefix != NULL || !sharing)) {
         engine->sched = sched_create(&sched_conf, engine->pool);
     }
 

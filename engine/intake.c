@@ -384,11 +384,12 @@ set_sequence(engine_t *engine, request_t *req, llm_err_t *err)
     req->max_tokens = asked < 0 || asked > room ? room : asked;
 
     const int cap = n + req->max_tokens;
+    const int most = engine->conf.reservation ? engine->max_model_len : cap;
     seq_t *seq = &req->seq;
 
     seq->tokens = arena_alloc(req->arena, (size_t) cap * sizeof(int32_t));
 
-    if (seq->tokens == NULL || kv_table_init(&seq->table, cap) != LLM_OK) {
+    if (seq->tokens == NULL || kv_table_init(&seq->table, most) != LLM_OK) {
         return llm_err_set(err, LLM_NOMEM, NULL, "no memory");
     }
 

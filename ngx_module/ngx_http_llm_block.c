@@ -88,6 +88,9 @@ static const ngx_http_llm_option_t  ngx_http_llm_options[] = {
     { ngx_string("prefix_caching"), 1, ngx_http_llm_set_flag,
       llm_at(prefix_caching), 0, 0, 0 },
 
+    { ngx_string("reservation"), 1, ngx_http_llm_set_flag,
+      llm_at(reservation), 0, 0, 0 },
+
     { ngx_string("gpu_memory_utilization"), 1, ngx_http_llm_set_share,
       llm_at(gpu_memory_utilization), 50000, 1000000, 0 },
 

@@ -33,6 +33,7 @@ struct sched_s {
     int max_seqs;
     bool whole_prompts;
     int long_prefill;
+    int reserve;
 
     list_t running; /* in the order of admission */
     list_t waiting; /* in the order of arrival */
@@ -69,10 +70,19 @@ todo(const seq_t *seq)
 }
 
 
+/* Tokens that a running sequence has pages for once n_tokens are computed. */
+static int
+room_for(const sched_t *sched, int n_tokens)
+{
+    return n_tokens > sched->reserve ? n_tokens : sched->reserve;
+}
+
+
 sched_t *
 sched_create(const sched_conf_t *conf, kv_pool_t *pool)
 {
     llm_assert(conf->max_tokens >= 1 && conf->max_seqs >= 1);
+    llm_assert(conf->reserve == 0 || conf->prefix == NULL);
 
     sched_t *sched = calloc(1, sizeof(sched_t));
 
@@ -90,6 +100,7 @@ sched_create(const sched_conf_t *conf, kv_pool_t *pool)
     sched->max_seqs = seqs;
     sched->whole_prompts = conf->whole_prompts;
     sched->long_prefill = conf->long_prefill;
+    sched->reserve = conf->reserve;
     list_init(&sched->running);
     list_init(&sched->waiting);
 
@@ -315,9 +326,11 @@ parked_pages(sched_t *sched)
 
 /* Pages that the sequence has yet to take for the tokens there are. */
 static int
-pages_to_come(const seq_t *seq)
+pages_to_come(const sched_t *sched, const seq_t *seq)
 {
-    return seq->parked ? 0 : kv_pages_for(seq->n_tokens) - seq->table.n;
+    return seq->parked
+               ? 0
+               : kv_pages_for(room_for(sched, seq->n_tokens)) - seq->table.n;
 }
 
 
@@ -327,7 +340,7 @@ pages_to_come(const seq_t *seq)
 static bool
 make_place(sched_t *sched, const seq_t *seq)
 {
-    const int need = pages_to_come(seq) + sched->promised;
+    const int need = pages_to_come(sched, seq) + sched->promised;
 
     if (sched->whole_prompts && seq->n_tokens - seq->computed > sched->budget) {
         return false;
@@ -378,8 +391,8 @@ admit(sched_t *sched, seq_t *seq)
     count = count < sched->share ? count : sched->share;
     count = count < sched->budget ? count : sched->budget;
 
-    const int rc =
-        kv_table_grow(&seq->table, sched->pool, seq->computed + count);
+    const int rc = kv_table_grow(&seq->table, sched->pool,
+                                 room_for(sched, seq->computed + count));
 
     llm_assert(rc == LLM_OK);
     (void) rc;
@@ -392,7 +405,7 @@ admit(sched_t *sched, seq_t *seq)
     seq->state = SEQ_RUNNING;
     seq->admitted = true;
     seq->waits_for = 0;
-    sched->promised += pages_to_come(seq);
+    sched->promised += pages_to_come(sched, seq);
     plan_add(sched, seq, count);
 }
 
@@ -432,7 +445,7 @@ admit_waiting(sched_t *sched)
     sched->promised = 0;
 
     for (list_t *l = sched->running.next; l != &sched->running; l = l->next) {
-        sched->promised += pages_to_come(seq_of(l));
+        sched->promised += pages_to_come(sched, seq_of(l));
     }
 
     while (link != &sched->waiting && sched->budget > 0
@@ -628,7 +641,8 @@ sched_check(const sched_t *sched)
 
         llm_assert(l->next->prev == l && seq->state == SEQ_RUNNING);
         llm_assert(seq->computed >= 1 && seq->computed <= seq->n_tokens);
-        llm_assert(seq->table.n == kv_pages_for(seq->computed));
+        llm_assert(seq->table.n
+                   == kv_pages_for(room_for(sched, seq->computed)));
         llm_assert(seq->table.n_public <= seq->computed / KV_PAGE);
         n++;
 

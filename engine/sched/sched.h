@@ -40,6 +40,9 @@ typedef struct {
     bool whole_prompts;  /* a prompt is prefilled in one step: max_tokens must
                             be enough for the longest sequence */
     int long_prefill;    /* long_prefill_token_threshold */
+    int reserve; /* tokens that every sequence takes pages for when it is
+                    admitted, to compare with; 0: pages as they are needed.
+                    Without a prefix cache, and the tables must have room */
 } sched_conf_t;
 
 /* Tokens looked up in the prefix cache, and found there, since the start;
