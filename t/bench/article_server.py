@@ -123,7 +123,8 @@ class Server:
         end = time.monotonic() + PATIENCE_S
         for name in self.engines:
             while not self._healthy(name):
-                if self.process.poll() is not None or time.monotonic() > end:
+                if (self.process.poll() is not None or time.monotonic() > end
+                        or "cannot be respawned" in self.log()):
                     raise RuntimeError(f"engine {name} does not start:\n"
                                        + self.log() + self.log("stderr.log"))
                 time.sleep(0.05)
@@ -152,13 +153,12 @@ class Server:
         with self._get(name, "/metrics") as response:
             return read_metrics(response.read().decode(), name)
 
-    def engine_peak_bytes(self):
-        """What the engine has ever mapped and ever held, by the kernel."""
-        for pid in self._children("llm-engine"):
-            with open(f"/proc/{pid}/status", encoding="ascii") as f:
-                kb = dict(re.findall(r"^(Vm\w+):\s+(\d+)", f.read(), re.M))
-            return int(kb["VmPeak"]) * 1024, int(kb["VmHWM"]) * 1024
-        return 0, 0
+    def engine_memory(self):
+        """The engine's memory by the kernel, VmSize and so on, in bytes."""
+        pid, = self._children("llm-engine")
+        with open(f"/proc/{pid}/status", encoding="ascii") as f:
+            return {name: int(kb) * 1024 for name, kb in re.findall(
+                r"^(Vm\w+|RssAnon):\s+(\d+)", f.read(), re.M)}
 
     def _children(self, program=None):
         pids = []
@@ -213,12 +213,13 @@ class Stream(asyncio.Protocol):
         self.request = (f"POST {path} HTTP/1.0\r\nHost: bench\r\n"
                         "Content-Type: application/json\r\n"
                         f"Content-Length: {len(data)}\r\n\r\n").encode() + data
+        self.n_prompt = len(body.get("prompt", ()))
         self.on_tokens = on_tokens
         self.buffer = b""
         self.head = None
         self.arrivals = []
         self.tokens = 0
-        self.text = []
+        self.events = []
         self.usage = None
         self.started = None
         self.ended = None
@@ -253,7 +254,7 @@ class Stream(asyncio.Protocol):
             self.arrivals.append((now, self.tokens))
             if self.on_tokens:
                 self.on_tokens(self)
-        self.text.append(event)
+        self.events.append(event)
 
     def connection_lost(self, exc):
         self.ended = time.perf_counter()
@@ -274,15 +275,17 @@ class Stream(asyncio.Protocol):
         return [b - a for a, b in zip(at, at[1:])]
 
     def finish(self):
-        """Text and usage, once it has ended."""
-        text = []
-        for event in self.text:
-            chunk = json.loads(event[6:])
-            self.usage = chunk.get("usage") or self.usage
-            for choice in chunk["choices"]:
-                text.append(choice.get("text")
-                            or choice.get("delta", {}).get("content") or "")
-        return "".join(text)
+        """Reads the usage; the last event has it."""
+        self.usage = json.loads(self.events[-1][6:])["usage"]
+
+    @property
+    def text(self):
+        text = ""
+        for event in self.events:
+            for choice in json.loads(event[6:])["choices"]:
+                text += (choice.get("text")
+                         or choice.get("delta", {}).get("content") or "")
+        return text
 
     @property
     def cached(self):
