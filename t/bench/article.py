@@ -37,10 +37,13 @@ class Setup:
         self.build = os.path.abspath(args.build)
         self.model = os.path.abspath(args.model)
         self.nginx = os.environ.get("TEST_NGINX_BINARY", "/usr/sbin/nginx")
-        self.quick = args.quick
+        self.tiny = args.tiny
+        self.quick = args.quick or args.tiny
         self.seed = args.seed
 
-    def scaled(self, full, quick):
+    def scaled(self, full, quick, tiny=None):
+        if self.tiny and tiny is not None:
+            return tiny
         return quick if self.quick else full
 
     @staticmethod
@@ -92,13 +95,23 @@ def markdown(columns, rows):
                       *map(line, rows)])
 
 
-def bounds_report(reports):
+def bounds_report(reports, quick):
     words = {True: "held", False: "MISSED", None: ""}
-    return {"title": "Bounds", "notes": [],
+    return {"title": "Bounds" + (" (small sizes: only to show)" if quick
+                                 else ""), "notes": [],
             "columns": ["what", "wanted", "measured", ""],
             "rows": [[what, wanted, measured, words[ok]]
                      for r in reports for what, wanted, measured, ok
                      in r["bounds"]]}
+
+
+def plain(value):
+    """For JSON, which has no NaN."""
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    return None if value != value else value
 
 
 def write(out, host, reports):
@@ -107,7 +120,7 @@ def write(out, host, reports):
              f"Commit {host['commit']}, {host['cpus']} CPUs ({host['cpu']}), "
              f"{host['date']} UTC"
              + (", quick" if host["quick"] else "") + ".", ""]
-    for report in [*reports, bounds_report(reports)]:
+    for report in [*reports, bounds_report(reports, host["quick"])]:
         lines += [f"## {report['title']}", "",
                   markdown(report["columns"], report["rows"]), ""]
         lines += [note + "\n" for note in report["notes"]]
@@ -118,9 +131,9 @@ def write(out, host, reports):
     with open(f"{out}/article.md", "w", encoding="utf-8") as f:
         f.write("\n".join(lines))
     with open(f"{out}/article.json", "w", encoding="utf-8") as f:
-        json.dump({"machine": host, "tables": [
+        json.dump(plain({"machine": host, "tables": [
             {k: r[k] for k in ("title", "columns", "rows", "bounds", "data")}
-            for r in reports]}, f, indent=1, ensure_ascii=False)
+            for r in reports]}), f, indent=1, ensure_ascii=False)
 
 
 def show(report):
@@ -142,6 +155,8 @@ def arguments():
                         help="parts, separated by commas")
     parser.add_argument("--quick", action="store_true",
                         help="small sizes, few repetitions: two minutes")
+    parser.add_argument("--tiny", action="store_true",
+                        help="only to see that it works")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     if not args.model:
@@ -156,18 +171,18 @@ def main():
     args = arguments()
     setup = Setup(args)
     os.makedirs(args.out, exist_ok=True)
-    host = dict(machine(), quick=args.quick, seed=args.seed)
+    host = dict(machine(), quick=setup.quick, seed=args.seed)
     start = time.monotonic()
     reports = []
 
     print(f"commit {host['commit']}, {host['cpus']} CPUs, {host['cpu']}, load "
-          f"{host['load']:.2f}" + (", quick" if args.quick else ""))
+          f"{host['load']:.2f}" + (", quick" if setup.quick else ""))
     for part in args.only.split(","):
         done = PARTS[part](setup)
         for report in done if isinstance(done, list) else [done]:
             reports.append(report)
             show(report)
-    show(bounds_report(reports))
+    show(bounds_report(reports, setup.quick))
     write(args.out, host, reports)
     print(f"\n{time.monotonic() - start:.0f} s; article.md, article.json and "
           f"plots are in {args.out}")

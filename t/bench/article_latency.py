@@ -13,8 +13,7 @@ STREAMS = 8
 OFF = "chunking off"
 ON = "chunking on"          # with the default budget of a step
 SMOOTH = "chunking on, budget 32"
-BUDGETS = {ON: 2048, "chunking on, budget 256": 256,
-           "chunking on, budget 64": 64, SMOOTH: 32,
+BUDGETS = {ON: 2048, "chunking on, budget 64": 64, SMOOTH: 32,
            "chunking on, budget 16": 16}
 
 
@@ -98,8 +97,8 @@ def steps(stream, start, end):
 
 def mixed_load(rng, quick):
     """Short chats with long prompts among them."""
-    lengths = [(64, 48)] * (12 if quick else 40)
-    lengths += [(400 if quick else 2000, 16)] * (1 if quick else 3)
+    lengths = [(64, 48)] * (8 if quick else 24)
+    lengths += [(400 if quick else 2000, 16)] * (1 if quick else 2)
     rng.shuffle(lengths)
     return random_requests(rng, lengths), sum(map(sum, lengths))
 
@@ -112,19 +111,19 @@ async def throughput(server, block, requests, n_tokens):
 
 def chunking(setup):
     names = [OFF, *BUDGETS] if not setup.quick else [OFF, ON, SMOOTH]
-    n_long = setup.scaled(4000, 800)
+    n_long = setup.scaled(4000, 800, 200)
     engines = chunking_engines(n_long, names)
     gaps = {name: [] for name in names}
     speeds = {name: [] for name in (OFF, ON, SMOOTH)}
     with Server(setup, engines) as server:
-        for i in range(setup.scaled(5, 2)):
+        for i in range(setup.scaled(5, 2, 1)):
             for name in setup.in_turn(names, i):
                 setup.say(f"(c) {name}, round {i + 1}")
                 gaps[name].append(asyncio.run(disturb(
                     server, block_name(name), random.Random(
                         f"{setup.seed} long {i}"), n_long,
                     setup.scaled(0.6, 0.3))))
-        for i in range(setup.scaled(7, 2)):
+        for i in range(setup.scaled(5, 2, 1)):
             setup.say(f"(c) throughput, round {i + 1}")
             requests, n_tokens = mixed_load(
                 random.Random(f"{setup.seed} mixed {i}"), setup.quick)
@@ -204,7 +203,7 @@ def report_speeds(speeds):
 def users(setup):
     """(d): a closed loop of users, each with one chat request after another."""
     rows, data = [], {}
-    counts = setup.scaled((1, 10, 100), (1, 4, 12))
+    counts = setup.scaled((1, 10, 100), (1, 4, 12), (1, 4))
     with Server(setup, {"chat": "slots 512;"}) as server:
         for n in counts:
             setup.say(f"(d) {n} users")
@@ -214,7 +213,7 @@ def users(setup):
                  "library in one short sentence."},
                 {"role": "user", "content": sentence(rng, rng.randint(8, 60))}],
                 48, exact=True)
-                for _ in range(max(n * 2, setup.scaled(20, 6)))]
+                for _ in range(max(n * 2, setup.scaled(20, 6, 2)))]
             start = time.perf_counter()
             ended = asyncio.run(closed_loop(server.ports["chat"], n, requests))
             seconds = time.perf_counter() - start

@@ -103,7 +103,8 @@ def paging(setup):
     common = (f"max_model_len {MAX_LEN}; kv_cache_memory "
               f"{SEATS * MAX_LEN * TOKEN_BYTES}; ")
     engines = {"paging": common, "reservation": common + "reservation on;"}
-    counts = {"ShareGPT": setup.scaled(24, 10), "Alpaca": setup.scaled(96, 24)}
+    counts = {"ShareGPT": setup.scaled(20, 10, 6),
+              "Alpaca": setup.scaled(64, 24, 10)}
     runs = {(name, mode): [] for name in counts for mode in engines}
 
     with Server(setup, engines) as server:
@@ -111,7 +112,8 @@ def paging(setup):
         for name, n in counts.items():
             for i in range(rounds):
                 rng = random.Random(setup.seed + i)
-                lengths = draw_lengths(rng, name, n, setup.scaled(1, 0.3))
+                lengths = draw_lengths(rng, name, n,
+                                       setup.scaled(1, 0.3, 0.2))
                 requests = random_requests(rng, lengths)
                 for mode in setup.in_turn(engines, i):
                     setup.say(f"(a) {name}, {mode}, round {i + 1}")
@@ -182,7 +184,8 @@ def report_paging(setup, pages, counts, runs):
     }
 
 
-BASE = 576 << 20             # memory that the engine may use in (e)
+SHARES = (0.8, 0.9, 0.95)
+BASE = 480 << 20             # memory that the engine may use in (e)
 
 
 async def hold(server, n, length):
@@ -213,14 +216,14 @@ def utilization(setup):
     options = (f"max_model_len {length}; max_num_seqs 128; slots 128; "
                "max_num_batched_tokens 512; prefix_caching off; ")
     limit = address_space(setup, options)
-    for share in (0.8, 0.9, 0.95):
+    for share in setup.scaled(SHARES, SHARES, (0.8, 0.95)):
         setup.say(f"(e) gpu_memory_utilization {share}")
         with Server(setup, {"chat": options + "kv_cache_prefault on; "
                             f"gpu_memory_utilization {share};"},
                     limit) as server:
             pages = int(server.metrics("chat")["llm_kv_pages_total"])
             fit = min(pages // (length // PAGE), 128)
-            n = setup.scaled(fit, min(fit, 8))
+            n = setup.scaled(fit, min(fit, 8), 4)
             running, whole = asyncio.run(hold(server, n, length))
             m = server.metrics("chat")
             resident = server.engine_memory()["RssAnon"]
@@ -238,11 +241,11 @@ def utilization(setup):
                   f"(RLIMIT_AS), every page touched at start. Requests of "
                   f"{length} tokens each, max_model_len {length}: as many at "
                   "once as the pages hold."
-                  + (" (Quick: 8 of them.)" if setup.quick else "")],
+                  + (" (Quick: a few.)" if setup.quick else "")],
         "columns": ["utilization", "pages", "fit", "answered", "at once",
                     "preempted", "resident", "crashed"],
         "rows": rows,
-        "bounds": [("requests held at 0.80, 0.90, 0.95, no out of memory",
+        "bounds": [("requests held at each utilization, no out of memory",
                     "all", ", ".join(f"{h[3]} of {h[2]}" for h in held), good)],
         "data": {"held": held},
         "plots": [("utilization", "bars", {

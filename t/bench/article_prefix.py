@@ -38,7 +38,7 @@ async def run_rag(setup, server):
     rng = random.Random(f"{setup.seed} rag")
     sizes = {} if not setup.quick else {
         "n_system": 320, "n_document": 160, "n_question": 24}
-    prompts = rag(rng, setup.scaled(4, 2), setup.scaled(6, 3), **sizes)
+    prompts = rag(rng, setup.scaled(4, 2), setup.scaled(6, 3, 2), **sizes)
     tally = Tally(sum(cached_by_hand(prompts)))
     for i, prompt in enumerate(prompts):
         tally.add(await ask_both(setup, server, completion(prompt, 16), i))
@@ -59,14 +59,14 @@ async def run_talks(setup, server, talks, n_turns):
 
 async def run_chat(setup, server):
     talks = [Conversation(random.Random(setup.seed + i), 120, (10, 35), 60)
-             for i in range(setup.scaled(4, 2))]
-    return await run_talks(setup, server, talks, setup.scaled(10, 4))
+             for i in range(setup.scaled(4, 2, 1))]
+    return await run_talks(setup, server, talks, setup.scaled(10, 4, 2))
 
 
 async def run_agent(setup, server):
     talks = [Agent(random.Random(setup.seed + i), setup.scaled(500, 150),
-                   (30, 130), 40) for i in range(2)]
-    return await run_talks(setup, server, talks, setup.scaled(14, 4))
+                   (30, 130), 40) for i in range(setup.scaled(2, 2, 1))]
+    return await run_talks(setup, server, talks, setup.scaled(14, 4, 2))
 
 
 WORKLOADS = (("RAG", run_rag), ("multi-turn chat", run_chat),
@@ -152,7 +152,7 @@ async def time_hit(setup, server):
     times = {"miss": [], "hit": []}
     setup.say("(b) TTFT of a hit")
     await ask(port, *completion(shared + random_tokens(rng, 24), 2))
-    for _ in range(setup.scaled(15, 5)):
+    for _ in range(setup.scaled(15, 5, 2)):
         for kind in times:
             begin = shared if kind == "hit" else random_tokens(rng, n)
             stream = await ask(port, *completion(
@@ -185,10 +185,10 @@ def report_hit(hit):
 
 async def measure_cost(setup, server):
     """Throughput of random prompts, which are never found."""
-    n, clients = setup.scaled(16, 8), 8
+    n, clients = setup.scaled(16, 8, 4), 8
     lengths = [(setup.scaled(256, 64), 16)] * n
     speeds = {"on": [], "off": []}
-    for i in range(-1, setup.scaled(9, 3)):
+    for i in range(-1, setup.scaled(9, 3, 1)):
         if i >= 0:
             setup.say(f"(b) cost at zero hits, pair {i + 1}")
         requests = random_requests(
