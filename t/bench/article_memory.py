@@ -70,6 +70,11 @@ def engine_waste(m):
     return 1 - m["llm_kv_slots_used"] / held if held else None
 
 
+def kv_pages(m):
+    """Pages of the pool, by either name."""
+    return m.get("llm_kv_pages") or m["llm_kv_pages_total"]
+
+
 def mean(values):
     values = [v for v in values if v is not None]
     return sum(values) / len(values) if values else float("nan")
@@ -108,7 +113,7 @@ def paging(setup):
     runs = {(name, mode): [] for name in counts for mode in engines}
 
     with Server(setup, engines) as server:
-        pages = server.metrics("paging")["llm_kv_pages_total"]
+        pages = int(kv_pages(server.metrics("paging")))
         for name, n in counts.items():
             for i in range(rounds):
                 rng = random.Random(setup.seed + i)
@@ -221,7 +226,7 @@ def utilization(setup):
         with Server(setup, {"chat": options + "kv_cache_prefault on; "
                             f"gpu_memory_utilization {share};"},
                     limit) as server:
-            pages = int(server.metrics("chat")["llm_kv_pages_total"])
+            pages = int(kv_pages(server.metrics("chat")))
             fit = min(pages // (length // PAGE), 128)
             n = setup.scaled(fit, min(fit, 8), 4)
             running, whole = asyncio.run(hold(server, n, length))
