@@ -61,6 +61,8 @@ my %runs = map { ("$_->{lengths} $_->{mode}" => $_->{runs}[0]) }
     @{ $paging->{runs} };
 my $seats = $paging->{pages} / (2048 / 16);
 
+ok $paging->{equal}, 'the same answers, paged or reserved';
+
 for my $lengths (qw(ShareGPT Alpaca)) {
     my ($paged, $reserved) = @runs{"$lengths paging", "$lengths reservation"};
 

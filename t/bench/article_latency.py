@@ -72,7 +72,7 @@ async def disturb(server, block, rng, n_long, calm_s):
     long = await open_stream(port, *completion(random_tokens(rng, n_long), 4))
     await until(lambda: long.tokens >= 1)
     end = long.arrivals[0][0]
-    await asyncio.sleep(0.05)
+    await until(lambda: all(s.arrivals[-1][0] > end for s in streams))
     for stream in [*streams, long]:
         stream.transport.abort()
     await idle(port, block)

@@ -99,6 +99,7 @@ async def burst(server, mode, requests):
         "preemptions": server.metrics(mode)["vllm:num_preemptions_total"]
         - before["vllm:num_preemptions_total"],
         "samples": samples,
+        "answers": [s.text for s in ended],
     }
 
 
@@ -129,6 +130,9 @@ def paging(setup):
 
 def report_paging(setup, pages, counts, runs):
     rows = []
+    equal = all(p["answers"] == r["answers"] for name in counts
+                for p, r in zip(runs[name, "paging"],
+                                runs[name, "reservation"]))
     for (name, mode), all_runs in runs.items():
         speed = spread([r["tokens_s"] for r in all_runs])
         engine = mean(r["engine_waste"] for r in all_runs)
@@ -159,7 +163,8 @@ def report_paging(setup, pages, counts, runs):
             f"{len(runs['ShareGPT', 'paging'])} runs in turn.",
             "Paging / reservation, tok/s of the pairs: " + "; ".join(
                 "{} {:.2f} / {:.2f} / {:.2f}".format(name, *f)
-                for name, f in faster.items()) + "."],
+                for name, f in faster.items()) + ". The answers are "
+            + ("equal." if equal else "DIFFERENT.")],
         "columns": ["lengths", "mode", "requests", "KV waste", "by the engine",
                     "at once", "at most", "preempted", "tok/s"],
         "rows": rows,
@@ -168,9 +173,10 @@ def report_paging(setup, pages, counts, runs):
              f"{100 * share['paging']:.1f} %", share["paging"] < 0.04),
             ("requests at once, paging / reservation", "≥ 2",
              f"{more:.1f}", more >= 2)],
-        "data": {"pages": pages, "faster": faster, "runs": [
+        "data": {"pages": pages, "faster": faster, "equal": equal, "runs": [
             {"lengths": name, "mode": mode, "runs": [
-                {k: v for k, v in r.items() if k != "samples"} for r in rs]}
+                {k: v for k, v in r.items() if k not in (
+                    "samples", "answers")} for r in rs]}
             for (name, mode), rs in runs.items()]},
         "plots": [
             ("paging-running", "line", {

@@ -313,14 +313,14 @@ async def ask(port, path, body, on_tokens=None):
 
 
 async def closed_loop(port, n_clients, requests, on_tokens=None):
-    """n_clients at a time until the list of (path, body) is done; streams in
-    the order of their end."""
-    queue = iter(requests)
-    ended = []
+    """n_clients at a time until the list of (path, body) is done; their
+    streams."""
+    queue = iter(enumerate(requests))
+    ended = [None] * len(requests)
 
     async def client():
-        for path, body in queue:
-            ended.append(await ask(port, path, body, on_tokens))
+        for i, (path, body) in queue:
+            ended[i] = await ask(port, path, body, on_tokens)
 
     await asyncio.gather(*(client() for _ in range(n_clients)))
     return ended
