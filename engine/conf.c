@@ -52,6 +52,7 @@ static const conf_row_t conf_rows[] = {
       AT(long_prefill_token_threshold), 0, 1 << 17, false },
     { "chunked_prefill", CONF_FLAG, AT(chunked_prefill), 0, 0, false },
     { "prefix_caching", CONF_FLAG, AT(prefix_caching), 0, 0, false },
+    { "reservation", CONF_FLAG, AT(reservation), 0, 0, false },
     { "max_decode_slowdown", CONF_REAL, AT(max_decode_slowdown), 0, 100000,
       false },
     { "gpu_memory_utilization", CONF_REAL, AT(gpu_memory_utilization), 50, 1000,

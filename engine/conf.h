@@ -28,6 +28,7 @@ typedef struct {
     double max_decode_slowdown;       /* by prefill, times; 0: no limit */
     bool chunked_prefill;
     bool prefix_caching;
+    bool reservation; /* to compare with: pages for max_model_len tokens each */
     double gpu_memory_utilization; /* 0.05 … 1; 0: the default */
     uint64_t kv_cache_memory;      /* bytes; 0: by the utilization */
     bool kv_cache_prefault;        /* touch the cache at start */

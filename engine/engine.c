@@ -133,7 +133,9 @@ open_sched(engine_t *engine, llm_err_t *err)
 
     engine->pool = kv_pool_create(engine->kv.n_pages);
 
-    if (engine->pool != NULL && conf->prefix_caching) {
+    const bool sharing = conf->prefix_caching && !conf->reservation;
+
+    if (engine->pool != NULL && sharing) {
         engine->prefix = kv_prefix_create(engine->pool);
     }
 
@@ -146,10 +148,10 @@ open_sched(engine_t *engine, llm_err_t *err)
         .output_ratio = conf->output_ratio,
         .cost = &engine->cost,
         .slowdown = conf->max_decode_slowdown,
+        .reserve = conf->reservation ? engine->max_model_len : 0,
     };
 
-    if (engine->pool != NULL
-        && (engine->prefix != NULL || !conf->prefix_caching)) {
+    if (engine->pool != NULL && (engine->prefix != NULL || !sharing)) {
         engine->sched = sched_create(&sched_conf, engine->pool);
     }
 

@@ -44,7 +44,7 @@ struct engine_s {
     kv_memory_t memory; /* as it was before the model was loaded */
     op_kv_t kv;
     kv_pool_t *pool;
-    kv_prefix_t *prefix; /* NULL: prefix_caching off */
+    kv_prefix_t *prefix; /* NULL: prefix_caching off, or reservation */
     sched_t *sched;
     cost_t cost; /* of a step, learned */
     batch_t batch;

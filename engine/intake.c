@@ -183,6 +183,7 @@ set_sequence(engine_t *engine, request_t *req, llm_err_t *err)
     req->max_tokens = asked < 0 || asked > room ? room : asked;
 
     const int cap = n + req->max_tokens;
+    const int most = engine->conf.reservation ? engine->max_model_len : cap;
     seq_t *seq = &req->seq;
 
     /* the pool holds one sequence of max_model_len, or there is no engine */
@@ -190,7 +191,7 @@ set_sequence(engine_t *engine, request_t *req, llm_err_t *err)
 
     seq->tokens = arena_alloc(req->arena, (size_t) cap * sizeof(int32_t));
 
-    if (seq->tokens == NULL || kv_table_init(&seq->table, cap) != LLM_OK) {
+    if (seq->tokens == NULL || kv_table_init(&seq->table, most) != LLM_OK) {
         return llm_err_set(err, LLM_NOMEM, NULL, "no memory");
     }
 

@@ -89,6 +89,9 @@ static const ngx_http_llm_option_t  ngx_http_llm_options[] = {
     { ngx_string("prefix_caching"), NGX_HTTP_LLM_WORD,
       llm_at(prefix_caching), 0, 0, { "on", "off" } },
 
+    { ngx_string("reservation"), NGX_HTTP_LLM_WORD,
+      llm_at(reservation), 0, 0, { "on", "off" } },
+
     { ngx_string("gpu_memory_utilization"), NGX_HTTP_LLM_DECIMAL,
       llm_at(gpu_memory_utilization), 50000, 1000000, { NULL, NULL } },
 
@@ -386,8 +389,10 @@ ngx_http_llm_block_set(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
         if (n == NGX_ERROR || (ngx_uint_t) n < option->min
             || (ngx_uint_t) n > option->max)
         {
-            return ngx_http_llm_block_invalid(cf, engine, "use a number from "
-                                              "0.05 to 1, such as 0.90");
+            (void) snprintf(must, sizeof(must), "use a number from %g to %g",
+                            (double) option->min / 1e6,
+                            (double) option->max / 1e6);
+            return ngx_http_llm_block_invalid(cf, engine, must);
         }
 
         break;

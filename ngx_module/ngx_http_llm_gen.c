@@ -45,7 +45,7 @@ ngx_http_llm_gen_key(ngx_cycle_t *cycle, ngx_http_llm_engine_t *engine)
 #define llm_str(s)  (int) (s).len, (char *) (s).data
 
     n = asprintf(&key, "%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s"
-                 "|%.*s|%.*s|%.*s|%.*s"
+                 "|%.*s|%.*s|%.*s|%.*s|%.*s"
                  "|%lu|%lu|%lu|%lu|%lu|%lu|%lu|%lld|%ld|%ld",
                  llm_str(engine->name), llm_str(engine->model),
                  llm_str(engine->alias), llm_str(engine->device),
@@ -54,6 +54,7 @@ ngx_http_llm_gen_key(ngx_cycle_t *cycle, ngx_http_llm_engine_t *engine)
                  llm_str(engine->prefix_caching),
                  llm_str(engine->chunked_prefill),
                  llm_str(engine->max_decode_slowdown),
+                 llm_str(engine->reservation),
                  llm_str(engine->gpu_memory_utilization),
                  llm_str(engine->kv_cache_prefault),
                  llm_str(engine->kv_cache_dtype),
@@ -98,6 +99,7 @@ ngx_http_llm_gen_argv(ngx_cycle_t *cycle, ngx_http_llm_engine_t *engine,
         { "max_decode_slowdown", &engine->max_decode_slowdown, 0 },
         { "chunked_prefill", &engine->chunked_prefill, 0 },
         { "prefix_caching", &engine->prefix_caching, 0 },
+        { "reservation", &engine->reservation, 0 },
         { "gpu_memory_utilization", &engine->gpu_memory_utilization, 0 },
         { "kv_cache_prefault", &engine->kv_cache_prefault, 0 },
         { "kv_cache_memory", NULL, (ngx_uint_t) engine->kv_cache_memory },

@@ -6,6 +6,7 @@
 #   bash t/run.sh test     the everyday set: no sanitizers, no long matrices
 #   bash t/run.sh lint     clang-tidy, cppcheck and the house-keeping tests
 #   bash t/run.sh bench    benchmarks, printed, never judged
+#   bash t/run.sh bench-article [--quick]    paging, caching, chunking: a table
 #
 # STATE_DIR chooses the folder of model and Python packages.
 
@@ -54,10 +55,14 @@ bench)
     build all ops
     exec bash t/bench/run.sh
     ;;
+bench-article)
+    build all
+    exec python3 t/bench/article.py "${@:2}"
+    ;;
 test | check)
     ;;
 *)
-    die "usage: bash t/run.sh [check|test|lint|bench]"
+    die "usage: bash t/run.sh [check|test|lint|bench|bench-article]"
     ;;
 esac
 

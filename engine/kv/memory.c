@@ -271,8 +271,12 @@ kv_memory_read(const char *root, kv_memory_t *memory)
     if (getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY) {
         const size_t limit = (size_t) space.rlim_cur;
         const size_t used = read_kib(root, "proc/self/status", "VmSize", 0);
+        const size_t data = read_kib(root, "proc/self/status", "VmData", 0);
+        const size_t other = used - smaller(used, data);
 
-        memory->total = smaller(memory->total, limit);
+        /* mappings of files and the segment shared with nginx, gigabytes that
+         * are mostly never touched, take address space but no memory */
+        memory->total = smaller(memory->total, limit - smaller(limit, other));
         memory->space = limit - smaller(limit, used);
     }
 

@@ -13,7 +13,8 @@
 
 typedef struct {
     /* what the process may use: the smallest of its cgroup's limit (v1, v2),
-     * RLIMIT_AS and the physical memory */
+     * the physical memory, and what RLIMIT_AS leaves for private memory beside
+     * the process's other mappings */
     size_t total;
 
     /* what can still be had of it without swapping: MemAvailable, or the room

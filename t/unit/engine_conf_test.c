@@ -79,6 +79,7 @@ test_defaults(void **state)
     assert_true(conf.chunked_prefill);
     assert_true(conf.prefix_caching);
     assert_true(conf.max_decode_slowdown == 4);
+    assert_false(conf.reservation);
     assert_true(conf.gpu_memory_utilization == 0);
     assert_int_equal(conf.kv_cache_memory, 0);
     assert_false(conf.kv_cache_prefault);
@@ -245,6 +246,7 @@ test_flags(void **state)
     } keys[] = {
         { "chunked_prefill", &conf.chunked_prefill },
         { "prefix_caching", &conf.prefix_caching },
+        { "reservation", &conf.reservation },
         { "kv_cache_prefault", &conf.kv_cache_prefault },
     };
     static const char *const bad[] = { "",    "On", "1",   "0",

@@ -29,7 +29,8 @@ test_memory_address_space(void **state)
     (void) state; /* the sanitizers' own mappings exceed any limit */
 #else
     struct rlimit old, low;
-    kv_memory_t memory;
+    kv_memory_t memory, later;
+    const size_t big = 64 << 20;
 
     (void) state;
     assert_int_equal(getrlimit(RLIMIT_AS, &old), 0);
@@ -38,11 +39,26 @@ test_memory_address_space(void **state)
     low.rlim_cur = 256 << 20;
     assert_int_equal(setrlimit(RLIMIT_AS, &low), 0);
     kv_memory_read("", &memory);
-    assert_int_equal(setrlimit(RLIMIT_AS, &old), 0);
 
-    assert_int_equal(memory.total, 256 << 20);
-    assert_true(memory.space < 256 << 20);
+    /* shared memory takes away from it, private memory does not */
+    void *shared =
+        mmap(NULL, big, PROT_READ, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    void *own = mmap(NULL, big, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    kv_memory_read("", &later);
+    assert_int_equal(setrlimit(RLIMIT_AS, &old), 0);
+    assert_true(shared != MAP_FAILED && own != MAP_FAILED);
+    munmap(shared, big);
+    munmap(own, big);
+
+    assert_true(memory.total <= 256 << 20);
+    assert_true(memory.space < memory.total);
     assert_true(memory.space > 128 << 20);
+    assert_in_range(memory.total - later.total, big - (1 << 20),
+                    big + (1 << 20));
+    assert_in_range(memory.space - later.space, 2 * big - (1 << 20),
+                    2 * big + (1 << 20));
 #endif
 }
 
