@@ -12,15 +12,15 @@ from article_server import (Server, closed_loop, fetch_metrics, median,
 STREAMS = 8
 OFF = "chunking off"
 ON = "chunking on"          # all defaults
-SMOOTH = "chunking on, budget 16"
+SMOOTH = "chunking on, max_decode_slowdown 2"
 
 # with chunking: what is set beside the defaults
 MODES = {
     ON: "",
-    "chunking on, budget 64": "max_num_batched_tokens 64;",
-    "chunking on, budget 32": "max_num_batched_tokens 32;",
-    SMOOTH: "max_num_batched_tokens 16;",
-    "chunking on, budget 12": "max_num_batched_tokens 12;",
+    SMOOTH: "max_decode_slowdown 2;",
+    "chunking on, no cut": "max_decode_slowdown 0;",
+    "chunking on, no cut, budget 32":
+        "max_decode_slowdown 0; max_num_batched_tokens 32;",
 }
 
 
