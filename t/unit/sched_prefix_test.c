@@ -27,7 +27,7 @@
 #include "engine/kv/prefix.h"
 #include "engine/sched/sched.h"
 #include "t/unit/random.h"
-#include "t/unit/sched_rig.h"
+#include "t/unit/sched_shared.h"
 
 enum { MAX_LIVE = 40, MAX_PAGES = 64, MAX_LEN = MAX_PAGES * 16 };
 
