@@ -4,7 +4,7 @@
  * of sched_prefix_test.c have the rest.
  */
 
-#include "t/unit/sched_share_rig.h"
+#include "t/unit/sched_shared.h"
 
 
 /* n > 1: one prefill, then one token each; the last page is copied. */

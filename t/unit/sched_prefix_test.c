@@ -27,7 +27,7 @@
 #include "engine/kv/prefix.h"
 #include "engine/sched/sched.h"
 #include "t/unit/random.h"
-#include "t/unit/sched_share_rig.h"
+#include "t/unit/sched_shared.h"
 
 enum { MAX_LIVE = 40, MAX_PAGES = 64, MAX_LEN = MAX_PAGES * 16 };
 
@@ -112,14 +112,10 @@ storm_add(storm_t *s)
         (seq_t){ .tokens = a->tokens,
                  .n_tokens = prompt,
                  .n_prompt = prompt,
-                 .cap_tokens = a->target,
-                 .priority = random_below(s->random, 2),
                  .want_prompt = random_below(s->random, 12) == 0,
                  .root = kv_prefix_root(s->prefix, &a->salt, sizeof(a->salt)),
                  .owner = a };
     assert_int_equal(kv_table_init(&a->seq.table, s->max_len), LLM_OK);
-    a->seq.tenant =
-        sched_tenant(s->sched, "ab", (size_t) random_below(s->random, 3), 1);
     sched_add(s->sched, &a->seq);
 }
 
@@ -339,8 +335,7 @@ storm_run(random_t *random, int n_steps, sum_t *sum)
                          .max_seqs = 1 + random_below(random, 24),
                          .prefix = s.prefix,
                          .whole_prompts = whole,
-                         .long_prefill = random_below(random, 60),
-                         .output_ratio = random_below(random, 2) - 1 },
+                         .long_prefill = random_below(random, 60) },
         s.pool);
     assert_non_null(s.sched);
 

@@ -3,8 +3,8 @@
  * hand: what is in the plan, row by row and copy by copy.
  */
 
-#ifndef T_UNIT_SCHED_SHARE_RIG_H
-#define T_UNIT_SCHED_SHARE_RIG_H
+#ifndef T_UNIT_SCHED_SHARED_H
+#define T_UNIT_SCHED_SHARED_H
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -113,4 +113,4 @@ rig_destroy(rig_t *rig, int n)
     kv_pool_destroy(rig->pool);
 }
 
-#endif /* T_UNIT_SCHED_SHARE_RIG_H */
+#endif /* T_UNIT_SCHED_SHARED_H */
