@@ -45,9 +45,9 @@ sub queued_ok {
         or diag "$is are waiting";
 }
 
-# A request that holds the only seat until it is aborted.
+# A request that holds the only seat until it is aborted: none is more urgent.
 sub occupy {
-    my $s = $t->stream($uri, \%long);
+    my $s = $t->stream($uri, { %long, priority => -2147483648 });
 
     ok $s->next_event, 'one runs';
     return $s;
@@ -195,6 +195,15 @@ is join(' ', order_of(
     ['b', '/fixed', { priority => 9 }, 'X-Priority: -1'],
     ['c', '/fixed', { priority => -99 }])), 'b c a',
     'llm_priority goes before the body\'s, and without a value it is 0';
+
+my $calm = $t->stream($uri, \%long);
+ok $calm->next_event, 'one runs that is not urgent';
+is $t->post($uri, { %short, priority => -1 })->{status}, 200,
+    'a more urgent one takes its place';
+ok((grep { $calm->next_event } 1 .. 100) == 100, 'it goes on afterwards');
+ok !$calm->{complete}, 'and had not ended before';
+$calm->abort;
+$t->idle_ok;
 
 for my $bad (1.5, '1', 2147483648, -2147483649, \1, [1]) {
     my $r = $t->post($uri, { %short, priority => $bad });
