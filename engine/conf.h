@@ -25,7 +25,7 @@ typedef struct {
     int max_num_seqs;
     int max_num_batched_tokens;
     int long_prefill_token_threshold; /* 0: the adaptive share alone */
-    double max_decode_slowdown;       /* by prefill, times; 0: no limit */
+    int inter_token_target; /* of a step with decodes, ms; 0: no limit */
     bool chunked_prefill;
     bool prefix_caching;
     bool reservation; /* to compare with: pages for max_model_len tokens each */

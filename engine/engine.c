@@ -147,7 +147,7 @@ open_sched(engine_t *engine, llm_err_t *err)
         .long_prefill = conf->long_prefill_token_threshold,
         .output_ratio = conf->output_ratio,
         .cost = &engine->cost,
-        .slowdown = conf->max_decode_slowdown,
+        .inter_token_ns = 1e6 * conf->inter_token_target,
         .reserve = conf->reservation ? engine->max_model_len : 0,
     };
 

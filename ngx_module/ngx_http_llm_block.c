@@ -19,7 +19,8 @@ typedef enum {
     NGX_HTTP_LLM_AUTO_NUMBER,   /* the same, or "auto": 0 */
     NGX_HTTP_LLM_POWER,         /* the same, a power of two */
     NGX_HTTP_LLM_SIZE,          /* off_t, at least min */
-    NGX_HTTP_LLM_DECIMAL,         /* the text of a number, in millionths */
+    NGX_HTTP_LLM_DECIMAL,       /* the text of a number, in millionths */
+    NGX_HTTP_LLM_TIME,          /* the text of a number, milliseconds */
     NGX_HTTP_LLM_WORD,          /* the text, one of two words */
     NGX_HTTP_LLM_PATH,          /* the text, made absolute */
     NGX_HTTP_LLM_FILE,          /* the same, and it can be read */
@@ -80,8 +81,8 @@ static const ngx_http_llm_option_t  ngx_http_llm_options[] = {
     { ngx_string("long_prefill_token_threshold"), NGX_HTTP_LLM_NUMBER,
       llm_at(long_prefill_token_threshold), 0, 131072, { NULL, NULL } },
 
-    { ngx_string("max_decode_slowdown"), NGX_HTTP_LLM_DECIMAL,
-      llm_at(max_decode_slowdown), 0, 100000000, { NULL, NULL } },
+    { ngx_string("inter_token_target"), NGX_HTTP_LLM_TIME,
+      llm_at(inter_token_target), 0, 60000, { NULL, NULL } },
 
     { ngx_string("chunked_prefill"), NGX_HTTP_LLM_WORD,
       llm_at(chunked_prefill), 0, 0, { "on", "off" } },
@@ -394,6 +395,23 @@ ngx_http_llm_block_set(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
                             (double) option->max / 1e6);
             return ngx_http_llm_block_invalid(cf, engine, must);
         }
+
+        break;
+
+    case NGX_HTTP_LLM_TIME:
+        n = ngx_parse_time(&value[1], 0);
+
+        if (n == NGX_ERROR || (ngx_uint_t) n > option->max) {
+            return ngx_http_llm_block_invalid(cf, engine, "use a time of at "
+                                              "most 60s, such as 50ms");
+        }
+
+        value[1].data = ngx_pnalloc(cf->pool, NGX_INT_T_LEN);
+        if (value[1].data == NULL) {
+            return NGX_CONF_ERROR;
+        }
+
+        value[1].len = ngx_sprintf(value[1].data, "%i", n) - value[1].data;
 
         break;
 

@@ -36,7 +36,7 @@ typedef struct {
     ngx_str_t                log_level;
     ngx_str_t                prefix_caching;     /* "on" or "off" */
     ngx_str_t                chunked_prefill;    /* the same */
-    ngx_str_t                max_decode_slowdown;
+    ngx_str_t                inter_token_target; /* milliseconds */
     ngx_str_t                reservation;        /* the same */
     ngx_str_t                gpu_memory_utilization;
     ngx_str_t                kv_cache_prefault;  /* "on" or "off" */

@@ -115,13 +115,12 @@ cost_ns(const cost_t *cost, cost_step_t step)
 
 
 int
-cost_extra(const cost_t *cost, cost_step_t step, int context, double times,
+cost_extra(const cost_t *cost, cost_step_t step, int context, double ns,
            int max)
 {
-    const double limit = times * cost_ns(cost, step);
     int fits = 0, over = max + 1;
 
-    if (limit == 0) {
+    if (cost_ns(cost, step) == 0) {
         return max;
     }
 
@@ -133,7 +132,7 @@ cost_extra(const cost_t *cost, cost_step_t step, int context, double times,
             .attended = step.attended + (double) more * context,
         };
 
-        if (cost_ns(cost, with) <= limit) {
+        if (cost_ns(cost, with) <= ns) {
             fits = more;
         } else {
             over = more;

@@ -47,9 +47,8 @@ void cost_observe(cost_t *cost, cost_step_t step, uint64_t ns);
 double cost_ns(const cost_t *cost, cost_step_t step);
 
 /* How many rows, at most max, that attend to context tokens each, may be added
- * to step before it takes longer than times (≥ 1) what it takes without them.
- * max while nothing is known. */
-int cost_extra(const cost_t *cost, cost_step_t step, int context, double times,
+ * to step before it takes longer than ns.  max while nothing is known. */
+int cost_extra(const cost_t *cost, cost_step_t step, int context, double ns,
                int max);
 
 #endif /* ENGINE_SCHED_COST_H */

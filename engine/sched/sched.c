@@ -81,7 +81,7 @@ sched_create(const sched_conf_t *conf, kv_pool_t *pool)
     sched->whole_prompts = conf->whole_prompts;
     sched->long_prefill = conf->long_prefill;
     sched->cost = conf->cost;
-    sched->slowdown = conf->slowdown;
+    sched->inter_token_ns = conf->inter_token_ns;
     sched->reserve = conf->reserve;
     list_init(&sched->running);
     estimate_init(&sched->estimate, conf->output_ratio);
@@ -214,14 +214,17 @@ budget_of(const sched_t *sched, const load_t *load)
     const int rest = sched->max_tokens - load->decode.rows;
     int least = load->n_prefill > PREFILL_MIN ? load->n_prefill : PREFILL_MIN;
 
-    if (sched->cost == NULL || sched->slowdown == 0 || load->decode.rows == 0
-        || sched->whole_prompts)
+    if (sched->cost == NULL || sched->inter_token_ns == 0
+        || load->decode.rows == 0 || sched->whole_prompts)
     {
         return sched->max_tokens;
     }
 
-    const int extra = cost_extra(sched->cost, load->decode, load->context,
-                                 sched->slowdown, rest);
+    const double twice = 2 * cost_ns(sched->cost, load->decode);
+    const double most =
+        twice > sched->inter_token_ns ? twice : sched->inter_token_ns;
+    const int extra =
+        cost_extra(sched->cost, load->decode, load->context, most, rest);
 
     least = least < rest ? least : rest;
 

@@ -42,9 +42,9 @@
  * chance.
  * What nobody else took goes to it in the end.
  *
- * Prefill beside decodes is cut so that the step takes at most `slowdown` times
- * as long as the decodes alone, by what steps were measured to cost (cost.h); a
- * few rows are always allowed.  A share is then one of what is left.
+ * Prefill beside decodes is cut so that the step takes no longer than
+ * inter_token_ns, or twice as long as the decodes alone if that is more, by
+ * what steps were measured to cost (cost.h); a few rows are always allowed.
  *
  * A parked sequence is left out of steps.  It keeps its pages and counts among
  * the running ones until another sequence needs a page or a seat: then parked
@@ -69,12 +69,12 @@ typedef struct {
     int max_tokens; /* token budget of a step: max_num_batched_tokens */
     int max_seqs;   /* sequences in a step: max_num_seqs; at most max_tokens
                             are used */
-    kv_prefix_t *prefix; /* borrowed; NULL: nothing is shared */
-    bool whole_prompts;  /* a prompt is prefilled in one step: max_tokens must
+    kv_prefix_t *prefix;   /* borrowed; NULL: nothing is shared */
+    bool whole_prompts;    /* a prompt is prefilled in one step: max_tokens must
                             be enough for the longest sequence */
-    int long_prefill;    /* long_prefill_token_threshold */
-    const cost_t *cost;  /* borrowed: what steps take; NULL: not known */
-    double slowdown;     /* max_decode_slowdown; 0: no limit */
+    int long_prefill;      /* long_prefill_token_threshold */
+    const cost_t *cost;    /* borrowed: what steps take; NULL: not known */
+    double inter_token_ns; /* inter_token_target; 0: no limit */
     int reserve; /* 0, or: every sequence takes pages for so many tokens when
                     it is admitted (as many as its table and the pool have);
                     prefix must be NULL then */

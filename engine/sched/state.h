@@ -15,7 +15,7 @@ struct sched_s {
     bool whole_prompts;
     int long_prefill;
     const cost_t *cost;
-    double slowdown;
+    double inter_token_ns;
     int reserve;
 
     list_t running; /* in the order of admission */

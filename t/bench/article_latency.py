@@ -12,15 +12,15 @@ from article_server import (Server, closed_loop, fetch_metrics, median,
 STREAMS = 8
 OFF = "chunking off"
 ON = "chunking on"          # all defaults
-SMOOTH = "chunking on, max_decode_slowdown 2"
+SMOOTH = "chunking on, inter_token_target 15ms"
 
 # with chunking: what is set beside the defaults
 MODES = {
     ON: "",
-    SMOOTH: "max_decode_slowdown 2;",
-    "chunking on, no cut": "max_decode_slowdown 0;",
-    "chunking on, no cut, budget 32":
-        "max_decode_slowdown 0; max_num_batched_tokens 32;",
+    SMOOTH: "inter_token_target 15ms;",
+    "chunking on, no target": "inter_token_target 0;",
+    "chunking on, no target, budget 32":
+        "inter_token_target 0; max_num_batched_tokens 32;",
 }
 
 

@@ -48,8 +48,8 @@ test_knows_nothing(void **state)
     (void) state;
     assert_true(cost_ns(&cost, rows(1)) == 0);
     assert_true(cost_ns(&cost, (cost_step_t){ 4096, 1e6 }) == 0);
-    assert_int_equal(cost_extra(&cost, rows(1), 100, 2.0, 500), 500);
-    assert_int_equal(cost_extra(&cost, rows(1), 100, 2.0, 0), 0);
+    assert_int_equal(cost_extra(&cost, rows(1), 100, 1e6, 500), 500);
+    assert_int_equal(cost_extra(&cost, rows(1), 100, 1e6, 0), 0);
 }
 
 
@@ -68,13 +68,16 @@ test_between_and_beyond(void **state)
     assert_true(cost_ns(&cost, rows(100)) == 100000);
     assert_true(cost_ns(&cost, rows(300)) == 300000);
 
-    /* 8 rows take 8000, twice that is 16 rows */
-    assert_int_equal(cost_extra(&cost, rows(8), 0, 2.0, 1000), 8);
-    assert_int_equal(cost_extra(&cost, rows(8), 0, 2.0, 5), 5);
-    assert_int_equal(cost_extra(&cost, rows(8), 0, 1.0, 1000), 0);
+    /* 16 rows take 16000 */
+    assert_int_equal(cost_extra(&cost, rows(8), 0, 16000, 1000), 8);
+    assert_int_equal(cost_extra(&cost, rows(8), 0, 16000, 5), 5);
+    assert_int_equal(cost_extra(&cost, rows(8), 0, 8000, 1000), 0);
+
+    /* and what no row more than there are leaves, */
+    assert_int_equal(cost_extra(&cost, rows(8), 0, 100, 1000), 0);
 
     /* beyond the last point too: 150 rows and 150 more */
-    assert_int_equal(cost_extra(&cost, rows(150), 0, 2.0, 1000), 150);
+    assert_int_equal(cost_extra(&cost, rows(150), 0, 300000, 1000), 150);
 }
 
 
@@ -181,7 +184,8 @@ keep_below(int decodes, uint32_t seed)
         }
 
         while (done < 4000) {
-            const int fit = cost_extra(&cost, decode, done, 2.0, 2048);
+            const int fit = cost_extra(&cost, decode, done,
+                                       2 * cost_ns(&cost, decode), 2048);
             const int more = fit < 1             ? 1
                              : fit > 4000 - done ? 4000 - done
                                                  : fit;
