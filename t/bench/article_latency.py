@@ -130,7 +130,7 @@ def chunking(setup):
                     server, block_name(name), random.Random(
                         f"{setup.seed} long {i}"), n_long,
                     setup.scaled(0.6, 0.3))))
-        for i in range(setup.scaled(5, 2, 1)):
+        for i in range(setup.scaled(9, 2, 1)):
             setup.say(f"(c) throughput, round {i + 1}")
             requests, n_tokens = mixed_load(
                 random.Random(f"{setup.seed} mixed {i}"), setup.quick)
