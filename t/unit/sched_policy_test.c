@@ -371,6 +371,53 @@ test_reserve(void **state)
 }
 
 
+/* One sequence decodes, a prompt of 100 comes: how much of it each step takes,
+ * when a row costs a microsecond. */
+static void
+expect_chunks(double inter_token_ns, int chunk)
+{
+    cost_t cost = { 0 };
+    seq_t a, b;
+
+    cost_observe(&cost, (cost_step_t){ .rows = 1 }, 1000);
+    cost_observe(&cost, (cost_step_t){ .rows = 101 }, 101000);
+
+    rig_t rig =
+        rig_with(64, &(sched_conf_t){ .max_tokens = 90,
+                                      .max_seqs = 8,
+                                      .cost = &cost,
+                                      .inter_token_ns = inter_token_ns });
+
+    rig_add(&rig, &a, 50, 200);
+    rig_step(&rig, 1);
+    expect_row(&rig, 0, &a, 0, 50); /* nobody decodes */
+    rig_add(&rig, &b, 100, 200);
+
+    for (int done = 0; done < 100; done += chunk) {
+        a.n_tokens++;
+        rig_step(&rig, 2);
+        expect_row(&rig, 0, &a, a.n_tokens - 1, 1);
+        expect_row(&rig, 1, &b, done, chunk < 100 - done ? chunk : 100 - done);
+    }
+
+    rig_drop(&rig, &a);
+    rig_drop(&rig, &b);
+    rig_destroy(&rig);
+}
+
+
+static void
+test_inter_token_target(void **state)
+{
+    (void) state;
+    expect_chunks(0, 89);     /* no target: what the budget leaves */
+    expect_chunks(1e9, 89);   /* more than the budget */
+    expect_chunks(21000, 20); /* 21 rows */
+    expect_chunks(1, 4);      /* twice a step of decodes is 2 rows, but some
+                                 are always allowed */
+}
+
+
 int
 main(void)
 {
@@ -384,6 +431,7 @@ main(void)
         cmocka_unit_test(test_priority_takes_pages),
         cmocka_unit_test(test_prompts_stand_back),
         cmocka_unit_test(test_reserve),
+        cmocka_unit_test(test_inter_token_target),
     };
 
     cmocka_set_message_output(CM_OUTPUT_TAP);
