@@ -1,0 +1,308 @@
+/*
+ * Setters of the llm_engine block's directives, one for each kind of value.
+ * Called by ngx_http_llm_block.c with the row of its table.
+ */
+
+#include "ngx_module/ngx_http_llm_option.h"
+
+
+static char *ngx_http_llm_option_number(ngx_conf_t *cf,
+    ngx_http_llm_engine_t *engine, const ngx_http_llm_option_t *option);
+static char *ngx_http_llm_option_time(ngx_conf_t *cf,
+    ngx_http_llm_engine_t *engine, const ngx_http_llm_option_t *option);
+static char *ngx_http_llm_option_path(ngx_conf_t *cf,
+    ngx_http_llm_engine_t *engine, const ngx_http_llm_option_t *option);
+static char *ngx_http_llm_option_alias(ngx_conf_t *cf,
+    ngx_http_llm_engine_t *engine);
+static char *ngx_http_llm_option_level(ngx_conf_t *cf,
+    ngx_http_llm_engine_t *engine);
+
+
+static const char  *ngx_http_llm_log_levels[] = {
+    "emerg", "alert", "crit", "error", "warn", "notice", "info", "debug", NULL
+};
+
+
+static char *
+ngx_http_llm_option_invalid(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
+    const char *must)
+{
+    ngx_str_t  *value;
+
+    value = cf->args->elts;
+
+    ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                       "%V \"%V\" of llm_engine \"%V\" is invalid: %s",
+                       &value[0], &value[1], &engine->name, must);
+
+    return NGX_CONF_ERROR;
+}
+
+
+char *
+ngx_http_llm_option_set(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
+    const ngx_http_llm_option_t *option)
+{
+    char        must[128];
+    off_t       size;
+    void       *field;
+    ngx_int_t   n;
+    ngx_str_t  *value;
+
+    value = cf->args->elts;
+    field = (char *) engine + option->offset;
+
+    switch (option->kind) {
+
+    case NGX_HTTP_LLM_SIZE:
+        size = ngx_parse_offset(&value[1]);
+
+        if (size == (off_t) NGX_ERROR || size < (off_t) option->min) {
+            return ngx_http_llm_option_invalid(cf, engine, "use a size of at "
+                                              "least 1m, such as 512m or 8g");
+        }
+
+        *(off_t *) field = size;
+
+        return NGX_CONF_OK;
+
+    case NGX_HTTP_LLM_DECIMAL:
+        n = ngx_atofp(value[1].data, value[1].len, 6);
+
+        if (n == NGX_ERROR || (ngx_uint_t) n < option->min
+            || (ngx_uint_t) n > option->max)
+        {
+            (void) snprintf(must, sizeof(must), "use a number from %g to %g",
+                            (double) option->min / 1e6,
+                            (double) option->max / 1e6);
+            return ngx_http_llm_option_invalid(cf, engine, must);
+        }
+
+        break;
+
+    case NGX_HTTP_LLM_TIME:
+        return ngx_http_llm_option_time(cf, engine, option);
+
+    case NGX_HTTP_LLM_WORD:
+
+        if (ngx_strcmp(value[1].data, option->words[0]) != 0
+            && ngx_strcmp(value[1].data, option->words[1]) != 0)
+        {
+            ngx_sprintf((u_char *) must, "use \"%s\" or \"%s\"%Z",
+                        option->words[0], option->words[1]);
+            return ngx_http_llm_option_invalid(cf, engine, must);
+        }
+
+        break;
+
+    case NGX_HTTP_LLM_PATH:
+    case NGX_HTTP_LLM_FILE:
+    case NGX_HTTP_LLM_MODEL:
+    case NGX_HTTP_LLM_LOG:
+        *(ngx_str_t *) field = value[1];
+
+        return ngx_http_llm_option_path(cf, engine, option);
+
+    default:
+        return ngx_http_llm_option_number(cf, engine, option);
+    }
+
+    /* the engine gets the text */
+
+    *(ngx_str_t *) field = value[1];
+
+    return NGX_CONF_OK;
+}
+
+
+/* the engine gets milliseconds */
+
+static char *
+ngx_http_llm_option_time(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
+    const ngx_http_llm_option_t *option)
+{
+    ngx_int_t   ms;
+    ngx_str_t  *value, *field;
+
+    value = cf->args->elts;
+    field = (ngx_str_t *) ((char *) engine + option->offset);
+
+    ms = ngx_parse_time(&value[1], 0);
+
+    if (ms == NGX_ERROR || (ngx_uint_t) ms > option->max) {
+        return ngx_http_llm_option_invalid(cf, engine, "use a time of at most "
+                                           "60s, such as 50ms");
+    }
+
+    field->data = ngx_pnalloc(cf->pool, NGX_INT_T_LEN);
+    if (field->data == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    field->len = ngx_sprintf(field->data, "%i", ms) - field->data;
+
+    return NGX_CONF_OK;
+}
+
+
+static char *
+ngx_http_llm_option_number(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
+    const ngx_http_llm_option_t *option)
+{
+    char         must[128];
+    ngx_int_t    n;
+    ngx_str_t   *value;
+    ngx_uint_t  *field, automatic;
+
+    value = cf->args->elts;
+    field = (ngx_uint_t *) ((char *) engine + option->offset);
+    automatic = (option->kind == NGX_HTTP_LLM_AUTO_NUMBER);
+
+    if (automatic && ngx_strcmp(value[1].data, "auto") == 0) {
+        *field = 0;
+        return NGX_CONF_OK;
+    }
+
+    n = ngx_atoi(value[1].data, value[1].len);
+
+    if (n == NGX_ERROR || (ngx_uint_t) n < option->min
+        || (ngx_uint_t) n > option->max)
+    {
+        if (option->min == option->max) {
+            ngx_sprintf((u_char *) must, "only %ui is supported%Z",
+                        option->min);
+        } else {
+            ngx_sprintf((u_char *) must, "use %sa number from %ui to %ui%Z",
+                        automatic ? "\"auto\" or " : "", option->min,
+                        option->max);
+        }
+
+        return ngx_http_llm_option_invalid(cf, engine, must);
+    }
+
+    if (option->kind == NGX_HTTP_LLM_POWER && (n & (n - 1))) {
+        return ngx_http_llm_option_invalid(cf, engine, "use a power of two");
+    }
+
+    *field = n;
+
+    return NGX_CONF_OK;
+}
+
+
+/* makes the path absolute; what is read must be there */
+
+static char *
+ngx_http_llm_option_path(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
+    const ngx_http_llm_option_t *option)
+{
+    int          fd, err;
+    char        *rv;
+    ngx_str_t   *path, *value;
+    ngx_uint_t   conf_prefix;
+    struct stat  st;
+
+    value = cf->args->elts;
+    path = (ngx_str_t *) ((char *) engine + option->offset);
+
+    if (path->len == 0) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "%V of llm_engine \"%V\" is empty: give a path",
+                           &value[0], &engine->name);
+        return NGX_CONF_ERROR;
+    }
+
+    /* a log is relative to the prefix, as error_log is */
+
+    conf_prefix = (option->kind != NGX_HTTP_LLM_LOG);
+
+    if (ngx_conf_full_name(cf->cycle, path, conf_prefix) != NGX_OK) {
+        return NGX_CONF_ERROR;
+    }
+
+    rv = NGX_CONF_OK;
+
+    if (cf->args->nelts == 3) {
+        rv = (option->kind == NGX_HTTP_LLM_LOG)
+             ? ngx_http_llm_option_level(cf, engine)
+             : ngx_http_llm_option_alias(cf, engine);
+    }
+
+    if (rv != NGX_CONF_OK || option->kind == NGX_HTTP_LLM_LOG
+        || option->kind == NGX_HTTP_LLM_PATH)
+    {
+        return rv;
+    }
+
+    fd = open((char *) path->data, O_RDONLY|O_NONBLOCK|O_CLOEXEC);
+
+    if (fd == -1) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, ngx_errno,
+                           "%V \"%V\" of llm_engine \"%V\" cannot be read: "
+                           "check path and permissions", &value[0], path,
+                           &engine->name);
+        return NGX_CONF_ERROR;
+    }
+
+    err = fstat(fd, &st);
+    (void) close(fd);
+
+    if (err == -1 || !S_ISREG(st.st_mode) || st.st_size == 0) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "%V \"%V\" of llm_engine \"%V\" is not a file or "
+                           "empty: give the path of a file", &value[0], path,
+                           &engine->name);
+        return NGX_CONF_ERROR;
+    }
+
+    return NGX_CONF_OK;
+}
+
+
+static char *
+ngx_http_llm_option_alias(ngx_conf_t *cf, ngx_http_llm_engine_t *engine)
+{
+    ngx_str_t  *value;
+
+    value = cf->args->elts;
+
+    if (value[2].len <= 6 || value[2].len > 6 + 127
+        || ngx_strncmp(value[2].data, "alias=", 6) != 0)
+    {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "invalid parameter \"%V\" of model in "
+                           "llm_engine \"%V\": only \"alias=NAME\" with "
+                           "up to 127 characters may follow the path",
+                           &value[2], &engine->name);
+        return NGX_CONF_ERROR;
+    }
+
+    engine->alias.data = value[2].data + 6;
+    engine->alias.len = value[2].len - 6;
+
+    return NGX_CONF_OK;
+}
+
+
+static char *
+ngx_http_llm_option_level(ngx_conf_t *cf, ngx_http_llm_engine_t *engine)
+{
+    ngx_str_t   *value;
+    ngx_uint_t   i;
+
+    value = cf->args->elts;
+
+    for (i = 0; ngx_http_llm_log_levels[i]; i++) {
+        if (ngx_strcmp(value[2].data, ngx_http_llm_log_levels[i]) == 0) {
+            engine->log_level = value[2];
+            return NGX_CONF_OK;
+        }
+    }
+
+    ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                       "log level \"%V\" of llm_engine \"%V\" is invalid: use "
+                       "emerg, alert, crit, error, warn, notice, info or debug",
+                       &value[2], &engine->name);
+
+    return NGX_CONF_ERROR;
+}
