@@ -232,15 +232,18 @@ budget_of(const sched_t *sched, const load_t *load)
 }
 
 
-/* The most that one of n sequences gets at first. */
+/* The most that one sequence gets at first of what decodes leave. */
 static int
-share_of(const sched_t *sched, int n)
+share_of(const sched_t *sched, const load_t *load)
 {
+    const int n = load->n_prefill + sched->fair.n_waiting;
+    const int rest = sched->budget - load->decode.rows;
+
     if (sched->whole_prompts || n <= 1) {
         return INT_MAX;
     }
 
-    const int share = sched->budget / (n < SHARES_MAX ? n : SHARES_MAX);
+    const int share = rest / (n < SHARES_MAX ? n : SHARES_MAX);
 
     if (share < sched->long_prefill) {
         return sched->long_prefill;
@@ -286,7 +289,7 @@ begin_step(sched_t *sched)
     }
 
     sched->budget = budget_of(sched, &load);
-    sched->share = share_of(sched, load.n_prefill + sched->fair.n_waiting);
+    sched->share = share_of(sched, &load);
 }
 
 

@@ -35,12 +35,11 @@
  * or cannot be taken whole it gets a copy (share.h).  Without a prefix cache
  * nothing is shared nor copied: every sequence computes all of its tokens.
  *
- * A long prompt gets at most its share of a step while others want some of the
- * step too: max(long_prefill, budget / how many, budget / 4).  It gets
- * a single token while another tenant waits that was served no more than its
- * own, or a more urgent sequence of its own: first these must have had their
- * chance.
- * What nobody else took goes to it in the end.
+ * A long prompt gets at most its share of what decodes leave of a step while
+ * others want some of it too: max(long_prefill, rest / how many, rest / 4).  It
+ * gets a single token while another tenant waits that was served no more than
+ * its own, or a more urgent sequence of its own: first these must have had
+ * their chance.  What nobody else took goes to it in the end.
  *
  * Prefill beside decodes is cut so that the step takes no longer than
  * inter_token_ns, or twice as long as the decodes alone if that is more, by

@@ -544,12 +544,14 @@ static void
 twin_begin(twin_t *t)
 {
     int n = t->n_waiting;
+    int rest = t->max_tokens;
     bool generated = false;
 
     for (int i = 0; i < t->n_running; i++) {
         twin_seq_t *s = t->running[i];
 
         n += !s->parked && s->n_tokens - s->computed > 1;
+        rest -= !s->parked && s->n_tokens - s->computed == 1;
         generated |= s->n_tokens > s->charged;
         twin_charge(t, s, s->n_tokens - s->charged, 2);
         s->count = 0;
@@ -559,7 +561,7 @@ twin_begin(twin_t *t)
         t->ratio = fmax(t->ratio * 0.997, 0.01);
     }
 
-    t->share = t->max_tokens / (n > 4 ? 4 : n > 0 ? n : 1);
+    t->share = rest / (n > 4 ? 4 : n > 0 ? n : 1);
     t->share = t->share > t->threshold ? t->share : t->threshold;
     t->share = t->share > 1 ? t->share : 1;
 
