@@ -28,8 +28,8 @@ KERNEL_SRC := $(wildcard kernels/*.c kernels/op/*.c kernels/ref/*.c \
 objs = $(patsubst %.c,$(BUILD)/%.o,$(1))
 folder = $(call objs,$(foreach d,$(1),$(wildcard $(d)/*.c)))
 
-.PHONY: all module engine run test check lint bench bench-article install \
-        clean units ops tools fuzz
+.PHONY: all module engine run test check lint bench bench-article bench-peer \
+        install clean units ops tools fuzz
 .SECONDARY:
 
 all: engine module
@@ -42,7 +42,7 @@ module:
 run:
 	bash conf/run.sh
 
-test check lint bench bench-article:
+test check lint bench bench-article bench-peer:
 	bash t/run.sh $@
 
 install: all

@@ -7,11 +7,19 @@
 #   bash t/run.sh lint     clang-tidy, cppcheck and the house-keeping tests
 #   bash t/run.sh bench    benchmarks, printed, never judged
 #   bash t/run.sh bench-article [--quick]    paging, caching, chunking: a table
+#   PEER=DIR bash t/run.sh bench-peer [--quick]    against llama.cpp, in turn
 #
 # STATE_DIR chooses the folder of model and Python packages.
 
 set -euo pipefail
 . "$(dirname "$0")/../conf/lib.sh"
+
+# paths are meant from where this was called
+for name in PEER LOAD; do
+    if [ -n "${!name:-}" ]; then
+        export "$name=$(realpath "${!name}")"
+    fi
+done
 
 cd "$TOP"
 what=${1:-check}
@@ -59,10 +67,16 @@ bench-article)
     build all
     exec python3 t/bench/article.py "${@:2}"
     ;;
+bench-peer)
+    [ -x "${PEER:-}/llama-server" ] && [ -x "$PEER/llama-bench" ] \
+        || die "PEER: give the folder that has llama-server and llama-bench"
+    build all
+    exec python3 t/bench/peer.py "${@:2}"
+    ;;
 test | check)
     ;;
 *)
-    die "usage: bash t/run.sh [check|test|lint|bench|bench-article]"
+    die "usage: bash t/run.sh [check|test|lint|bench|bench-article|bench-peer]"
     ;;
 esac
 

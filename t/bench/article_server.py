@@ -160,6 +160,10 @@ class Server:
             return {name: int(kb) * 1024 for name, kb in re.findall(
                 r"^(Vm\w+|RssAnon):\s+(\d+)", f.read(), re.M)}
 
+    def pids(self):
+        """nginx's master and its children, the engine among them."""
+        return [self.process.pid, *self._children()]
+
     def _children(self, program=None):
         pids = []
         for entry in os.listdir("/proc"):
