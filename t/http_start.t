@@ -107,7 +107,8 @@ $t->stop;
 # --- memory: each way in which it is too little, and what fits ---
 
 # A program that starts the engine with little address space: a small machine,
-# whatever the real one has.  slots 1, for the shared segment lies in it, too.
+# whatever the real one has.  slots 1, for the shared segment lies in it, too, and
+# like all shared mappings does not count as memory.
 sub small_machine {
     my ($t, $mib) = @_;
     my $path = "$t->{dir}/bin/small-engine";
@@ -133,12 +134,12 @@ my @little = (
         qr/allows 32\.0 MiB; the longest context that fits is 1456; raise/],
     ['less is free than the utilization asks for',
         'gpu_memory_utilization 1; threads 1; slots 1;', 2048,
-        qr/gpu_memory_utilization 1 asks for 2048\.0 MiB of the 2048\.0 MiB/,
+        qr/gpu_memory_utilization 1 asks for (1[5-9]\d\d\.\d MiB) of the \1/,
         qr/but only [\d.]+ MiB are free: lower gpu_memory_utilization/],
     ['nothing is left for the cache',
         'gpu_memory_utilization 0.05; threads 1; slots 1;', 2048,
         qr/no memory is left for the KV cache: gpu_memory_utilization 0\.05/,
-        qr/allows 102\.4 MiB,.*: raise gpu_memory_utilization/],
+        qr/of 1[5-9]\d\d\.\d MiB allows [789]\d\.\d MiB,.*: raise gpu_mem/],
     ['the utilization for one sequence',
         'gpu_memory_utilization 0.15; max_model_len 8192; threads 1; slots 1;',
         2048,
