@@ -9,6 +9,7 @@
 #include "engine/base/log.h"
 #include "engine/cli.h"
 #include "engine/cli_plan.h"
+#include "engine/cli_synth.h"
 #include "engine/loop.h"
 
 static const char usage[] =
@@ -19,6 +20,7 @@ static const char usage[] =
     "  tokenize    --prompt TEXT | --file FILE   print token ids\n"
     "  perplexity  --file FILE                   of a text\n"
     "  plan        --model FILE | --like NAME    what fits, and how fast\n"
+    "  synth       --like NAME --out FILE        a model file from a seed\n"
     "  serve       key=value ...                 started by nginx\n"
     "\n"
     "options of all commands: --threads N, --isa baseline|avx2|avx512,\n"
@@ -32,7 +34,8 @@ static const char usage[] =
     "perplexity: --chunk N\n"
     "plan: --dtype T, --memory SIZE, --utilization U, --context N,\n"
     "  --mean-tokens N, --kv-cache-dtype f16|q8_0, --bandwidth GB/s,\n"
-    "  --max-num-batched-tokens N, --max-num-seqs N\n";
+    "  --max-num-batched-tokens N, --max-num-seqs N\n"
+    "synth: --type T, --seed N, --layers N, --vocab N, --context N\n";
 
 
 static bool
@@ -91,6 +94,10 @@ main(int argc, char **argv)
 
     if (argc >= 2 && strcmp(argv[1], "plan") == 0) {
         return cli_plan(argc - 1, argv + 1);
+    }
+
+    if (argc >= 2 && strcmp(argv[1], "synth") == 0) {
+        return cli_synth(argc - 1, argv + 1);
     }
 
     if (argc >= 2) {

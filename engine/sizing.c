@@ -2,7 +2,8 @@
  * Sizes of models and caches from their shapes.  Called by cli_plan.c and, for
  * the check before a model is loaded, by budget.c.
  *
- * Sources of the table: the config.json of each model.
+ * Sources of the table: the config.json of each model; llama-1b is a shorter
+ * name of llama-3.2-1b.
  */
 
 #include "engine/sizing.h"
@@ -20,6 +21,7 @@ static const sizing_shape_t shapes[] = {
     { "llama-3-8b", 32, 4096, 14336, 32, 8, 128, 128256, 8192, false, false },
     { "llama-3-70b", 80, 8192, 28672, 64, 8, 128, 128256, 8192, false, false },
     { "llama-3.2-1b", 16, 2048, 8192, 32, 8, 64, 128256, 131072, true, false },
+    { "llama-1b", 16, 2048, 8192, 32, 8, 64, 128256, 131072, true, false },
     { "mistral-7b", 32, 4096, 14336, 32, 8, 128, 32000, 32768, false, false },
     { "smollm2-135m", 30, 576, 1536, 9, 3, 64, 49152, 8192, true, false },
     { "qwen2.5-7b", 28, 3584, 18944, 28, 4, 128, 152064, 32768, false, true },

@@ -34,6 +34,7 @@ test_params(void **state)
         { "llama-3-8b", 8030261248 },   { "llama-3-70b", 70553706496 },
         { "llama-3.2-1b", 1235814400 }, { "mistral-7b", 7241732096 },
         { "smollm2-135m", 134515008 },  { "qwen2.5-7b", 7615616512 },
+        { "llama-1b", 1235814400 },
     };
     const int n = sizeof(rows) / sizeof(rows[0]);
 
