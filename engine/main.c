@@ -2,6 +2,7 @@
  * llm-engine: serve (started by nginx), or one of the commands for people.
  */
 
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
@@ -27,6 +28,7 @@ static const char usage[] =
     "  --device cpu|ref, --max-model-len N, --max-num-batched-tokens N,\n"
     "  --max-num-seqs N, --gpu-memory-utilization U, --kv-cache-memory SIZE,\n"
     "  --kv-cache-prefault on|off, --kv-cache-dtype f16|q8_0,\n"
+    "  --repack-cache on|off|PATH,\n"
     "  --chat-template FILE, --log FILE, --log-level LEVEL\n"
     "generate: --max-tokens N, --temperature T, --top-k N, --top-p P,\n"
     "  --min-p P, --seed N, --ignore-eos\n"
@@ -83,6 +85,9 @@ serve(int argc, char **argv)
 int
 main(int argc, char **argv)
 {
+    /* a limit on the size of files is an error like a full disk */
+    signal(SIGXFSZ, SIG_IGN);
+
     if (argc >= 2 && strcmp(argv[1], "serve") == 0) {
         return serve(argc, argv);
     }

@@ -23,6 +23,7 @@ typedef enum {
     NGX_HTTP_LLM_TIME,          /* the text of a number, milliseconds */
     NGX_HTTP_LLM_WORD,          /* the text, one of two words */
     NGX_HTTP_LLM_PATH,          /* the text, made absolute */
+    NGX_HTTP_LLM_FOLDER,        /* "on", "off" or the same of a folder */
     NGX_HTTP_LLM_FILE,          /* the same, and it can be read */
     NGX_HTTP_LLM_MODEL,         /* the same, and an alias */
     NGX_HTTP_LLM_LOG            /* path and level */
@@ -49,6 +50,8 @@ static char *ngx_http_llm_block_set(ngx_conf_t *cf,
 static char *ngx_http_llm_set_number(ngx_conf_t *cf,
     ngx_http_llm_engine_t *engine, const ngx_http_llm_option_t *option);
 static char *ngx_http_llm_set_path(ngx_conf_t *cf,
+    ngx_http_llm_engine_t *engine, const ngx_http_llm_option_t *option);
+static char *ngx_http_llm_set_folder(ngx_conf_t *cf,
     ngx_http_llm_engine_t *engine, const ngx_http_llm_option_t *option);
 static char *ngx_http_llm_set_alias(ngx_conf_t *cf,
     ngx_http_llm_engine_t *engine);
@@ -104,6 +107,9 @@ static const ngx_http_llm_option_t  ngx_http_llm_options[] = {
 
     { ngx_string("kv_cache_dtype"), NGX_HTTP_LLM_WORD,
       llm_at(kv_cache_dtype), 0, 0, { "f16", "q8_0" } },
+
+    { ngx_string("repack_cache"), NGX_HTTP_LLM_FOLDER,
+      llm_at(repack_cache), 0, 0, { "on", "off" } },
 
     { ngx_string("threads"), NGX_HTTP_LLM_AUTO_NUMBER,
       llm_at(threads), 1, 1024, { NULL, NULL } },
@@ -427,6 +433,9 @@ ngx_http_llm_block_set(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
 
         break;
 
+    case NGX_HTTP_LLM_FOLDER:
+        return ngx_http_llm_set_folder(cf, engine, option);
+
     case NGX_HTTP_LLM_PATH:
     case NGX_HTTP_LLM_FILE:
     case NGX_HTTP_LLM_MODEL:
@@ -555,6 +564,36 @@ ngx_http_llm_set_path(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
                            "empty: give the path of a file", &value[0], path,
                            &engine->name);
         return NGX_CONF_ERROR;
+    }
+
+    return NGX_CONF_OK;
+}
+
+
+static char *
+ngx_http_llm_set_folder(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
+    const ngx_http_llm_option_t *option)
+{
+    ngx_str_t        *path, *value;
+    ngx_file_info_t   fi;
+
+    value = cf->args->elts;
+    path = (ngx_str_t *) ((char *) engine + option->offset);
+    *path = value[1];
+
+    if (ngx_strcmp(path->data, option->words[0]) == 0
+        || ngx_strcmp(path->data, option->words[1]) == 0)
+    {
+        return NGX_CONF_OK;
+    }
+
+    if (path->len == 0
+        || ngx_conf_full_name(cf->cycle, path, 1) != NGX_OK
+        || ngx_file_info(path->data, &fi) == NGX_FILE_ERROR
+        || !ngx_is_dir(&fi))
+    {
+        return ngx_http_llm_block_invalid(cf, engine, "use \"on\", \"off\" or "
+                                          "a folder that exists");
     }
 
     return NGX_CONF_OK;

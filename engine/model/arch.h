@@ -9,6 +9,7 @@
 #include "engine/base/arena.h"
 #include "engine/model/config.h"
 #include "engine/model/model.h"
+#include "engine/model/repack_cache.h"
 #include "engine/model/weights.h"
 #include "kernels/op/op.h"
 
@@ -45,6 +46,7 @@ struct model_s {
     int max_out;
     int max_len;
     size_t weight_bytes;
+    repack_cache_t cache;
 
     model_layer_t *layers;
     op_weight_t *embed;

@@ -115,6 +115,7 @@ model_free(model_t *model)
         weight_free(model, model->head);
     }
     weight_free(model, model->embed);
+    repack_cache_close(&model->cache);
 
     release(model, &model->norms);
     release(model, &model->cos_sin);
@@ -192,9 +193,14 @@ static int
 load(model_t *model, const gguf_t *gguf, const model_load_t *how,
      llm_err_t *err)
 {
-    weights_t weights = {
-        .gguf = gguf, .ops = how->ops, .dev = how->dev, .err = err
-    };
+    weights_t weights = { .gguf = gguf,
+                          .ops = how->ops,
+                          .dev = how->dev,
+                          .err = err,
+                          .cache = &model->cache };
+
+    repack_cache_open(&model->cache, how->repack_cache, gguf, how->ops,
+                      how->dev);
 
     model->layers = arena_calloc(model->arena, (size_t) model->config.n_layers
                                                    * sizeof(model_layer_t));
@@ -217,6 +223,7 @@ load(model_t *model, const gguf_t *gguf, const model_load_t *how,
         rc = prepare(model, how, err);
     }
     if (rc == LLM_OK) {
+        repack_cache_save(&model->cache, how->path);
         fill_cos_sin(model);
         model->weight_bytes = weights.bytes + model->norms.bytes;
     }
@@ -321,6 +328,20 @@ model_activation_bytes(const model_t *model)
     return model->cos_sin.bytes + model->x.bytes + model->h.bytes
            + model->qkv.bytes + model->attn.bytes + model->gate_up.bytes
            + model->act.bytes + model->out.bytes + model->logits.bytes;
+}
+
+
+size_t
+model_mapped_bytes(const model_t *model)
+{
+    return model->cache.copied ? 0 : model->cache.data_bytes;
+}
+
+
+int
+model_cached_weights(const model_t *model)
+{
+    return model->cache.n_taken;
 }
 
 
