@@ -146,16 +146,32 @@ sizing_weight_bytes(const sizing_shape_t *shape, op_dtype_t dtype)
 }
 
 
+/* f32 rows in whole cache lines. */
+static size_t
+line_bytes(size_t rows, size_t width)
+{
+    return (rows * width * sizeof(float) + 63) / 64 * 64;
+}
+
+
 size_t
 sizing_activation_bytes(const sizing_shape_t *shape, const sizing_step_t *step)
 {
-    const size_t row = 3 * (size_t) shape->n_embd + (size_t) qkv_width(shape)
-                       + (size_t) q_width(shape) + 3 * (size_t) shape->n_ff;
+    const size_t rows = (size_t) step->max_rows;
+    const size_t attention = line_bytes(rows, (size_t) qkv_width(shape))
+                             + line_bytes(rows, (size_t) q_width(shape));
+    const size_t mlp = line_bytes(rows, 2 * (size_t) shape->n_ff)
+                       + line_bytes(rows, (size_t) shape->n_ff);
+    const size_t logits =
+        line_bytes((size_t) step->max_out, (size_t) shape->n_vocab);
+    size_t work = attention > mlp ? attention : mlp;
 
-    return sizeof(float)
-           * ((size_t) step->max_rows * row
-              + (size_t) step->max_out * (size_t) shape->n_vocab
-              + (size_t) step->max_len * (size_t) shape->head_dim);
+    work = work > logits ? work : logits;
+
+    return work
+           + sizeof(float)
+                 * (rows * 3 * (size_t) shape->n_embd
+                    + (size_t) step->max_len * (size_t) shape->head_dim);
 }
 
 

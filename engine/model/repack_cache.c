@@ -566,8 +566,7 @@ repack_cache_save(repack_cache_t *cache, const char *path)
         log_write(LOG_NOTICE, "repack cache: \"%s\" written, %d weights",
                   cache->path, cache->n_made);
     } else {
-        log_write(LOG_NOTICE, "repack cache: not written: %s",
-                  out.err.text);
+        log_write(LOG_NOTICE, "repack cache: not written: %s", out.err.text);
     }
 
     free(out.stage);
