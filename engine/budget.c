@@ -99,7 +99,8 @@ budget_check(engine_t *engine, const gguf_t *gguf, const model_config_t *config,
  * has been mapped since, and what a step takes.  Activations are mapped but
  * not yet touched, so resident memory does not show them; the model's own
  * account does not show the backend's scratch.  The larger of the two views
- * counts. */
+ * counts.  Weights mapped from a cache are no private memory, and the kernel
+ * calls them free; but without them every step would read the disk. */
 static void
 take_stock(const engine_t *engine, kv_ask_t *ask)
 {
@@ -115,7 +116,8 @@ take_stock(const engine_t *engine, kv_ask_t *ask)
     kv_memory_read("", &now);
 
     const size_t mapped =
-        now.mapped > before->mapped ? now.mapped - before->mapped : 0;
+        (now.mapped > before->mapped ? now.mapped - before->mapped : 0)
+        + model_mapped_bytes(engine->model);
 
     ask->total = now.total;
     ask->held = before->own + (mapped > account ? mapped : account)

@@ -41,6 +41,7 @@ static const conf_row_t conf_rows[] = {
     { "device", CONF_STR, AT(device), 0, 0, false },
     { "isa", CONF_STR, AT(isa), 0, 0, false },
     { "chat_template", CONF_STR, AT(chat_template), 0, 0, false },
+    { "repack_cache", CONF_STR, AT(repack_cache), 0, 0, false },
     { "log", CONF_STR, AT(log), 0, 0, false },
     { "log_level", CONF_LEVEL, AT(log_level), 0, 0, false },
     { "max_model_len", CONF_INT, AT(max_model_len), 16, 1 << 24, true },

@@ -17,6 +17,7 @@ typedef struct {
     const char *alias; /* the name clients use; default: the file's name */
     const char *device;
     const char *isa;           /* instruction set override, or NULL */
+    const char *repack_cache;  /* "on", "off", a folder, or NULL: off */
     const char *chat_template; /* path of a Jinja file, or NULL */
     const char *log;           /* path, or NULL: standard error */
     int log_level;

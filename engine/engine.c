@@ -17,6 +17,7 @@
 #include "engine/intake.h"
 #include "engine/kv/store.h"
 #include "engine/load.h"
+#include "engine/model/repack_cache.h"
 #include "engine/runner.h"
 #include "engine/tally.h"
 #include "kernels/backend.h"
@@ -102,6 +103,7 @@ open_model(engine_t *engine, const gguf_t *gguf, llm_err_t *err)
         return rc;
     }
 
+    char *cache = repack_cache_path(conf->repack_cache, conf->model);
     const model_load_t how = {
         .ops = engine->ops,
         .dev = engine->dev,
@@ -109,9 +111,12 @@ open_model(engine_t *engine, const gguf_t *gguf, llm_err_t *err)
         .max_seqs = conf->max_num_seqs,
         .max_out = engine->max_out,
         .max_len = engine->max_model_len,
+        .repack_cache = cache,
+        .path = conf->model,
     };
 
     rc = model_load(gguf, &how, &engine->model, err);
+    free(cache);
 
     if (rc != LLM_OK) {
         return rc;

@@ -2,6 +2,7 @@
  * llm-engine: serve (started by nginx), or one of the commands for people.
  */
 
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
@@ -9,6 +10,7 @@
 #include "engine/base/log.h"
 #include "engine/cli.h"
 #include "engine/cli_plan.h"
+#include "engine/cli_synth.h"
 #include "engine/loop.h"
 
 static const char usage[] =
@@ -19,12 +21,14 @@ static const char usage[] =
     "  tokenize    --prompt TEXT | --file FILE   print token ids\n"
     "  perplexity  --file FILE                   of a text\n"
     "  plan        --model FILE | --like NAME    what fits, and how fast\n"
+    "  synth       --like NAME --out FILE        a model file from a seed\n"
     "  serve       key=value ...                 started by nginx\n"
     "\n"
     "options of all commands: --threads N, --isa baseline|avx2|avx512,\n"
     "  --device cpu|ref, --max-model-len N, --max-num-batched-tokens N,\n"
     "  --max-num-seqs N, --gpu-memory-utilization U, --kv-cache-memory SIZE,\n"
     "  --kv-cache-prefault on|off, --kv-cache-dtype f16|q8_0,\n"
+    "  --repack-cache on|off|PATH,\n"
     "  --chat-template FILE, --log FILE, --log-level LEVEL\n"
     "generate: --max-tokens N, --temperature T, --top-k N, --top-p P,\n"
     "  --min-p P, --seed N, --ignore-eos\n"
@@ -32,7 +36,8 @@ static const char usage[] =
     "perplexity: --chunk N\n"
     "plan: --dtype T, --memory SIZE, --utilization U, --context N,\n"
     "  --mean-tokens N, --kv-cache-dtype f16|q8_0, --bandwidth GB/s,\n"
-    "  --max-num-batched-tokens N, --max-num-seqs N\n";
+    "  --max-num-batched-tokens N, --max-num-seqs N\n"
+    "synth: --type T, --seed N, --layers N, --vocab N, --context N\n";
 
 
 static bool
@@ -80,6 +85,9 @@ serve(int argc, char **argv)
 int
 main(int argc, char **argv)
 {
+    /* a limit on the size of files is an error like a full disk */
+    signal(SIGXFSZ, SIG_IGN);
+
     if (argc >= 2 && strcmp(argv[1], "serve") == 0) {
         return serve(argc, argv);
     }
@@ -91,6 +99,10 @@ main(int argc, char **argv)
 
     if (argc >= 2 && strcmp(argv[1], "plan") == 0) {
         return cli_plan(argc - 1, argv + 1);
+    }
+
+    if (argc >= 2 && strcmp(argv[1], "synth") == 0) {
+        return cli_synth(argc - 1, argv + 1);
     }
 
     if (argc >= 2) {

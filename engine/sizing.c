@@ -2,7 +2,8 @@
  * Sizes of models and caches from their shapes.  Called by cli_plan.c and, for
  * the check before a model is loaded, by budget.c.
  *
- * Sources of the table: the config.json of each model.
+ * Sources of the table: the config.json of each model; llama-1b is a shorter
+ * name of llama-3.2-1b.
  */
 
 #include "engine/sizing.h"
@@ -20,6 +21,7 @@ static const sizing_shape_t shapes[] = {
     { "llama-3-8b", 32, 4096, 14336, 32, 8, 128, 128256, 8192, false, false },
     { "llama-3-70b", 80, 8192, 28672, 64, 8, 128, 128256, 8192, false, false },
     { "llama-3.2-1b", 16, 2048, 8192, 32, 8, 64, 128256, 131072, true, false },
+    { "llama-1b", 16, 2048, 8192, 32, 8, 64, 128256, 131072, true, false },
     { "mistral-7b", 32, 4096, 14336, 32, 8, 128, 32000, 32768, false, false },
     { "smollm2-135m", 30, 576, 1536, 9, 3, 64, 49152, 8192, true, false },
     { "qwen2.5-7b", 28, 3584, 18944, 28, 4, 128, 152064, 32768, false, true },
@@ -144,16 +146,32 @@ sizing_weight_bytes(const sizing_shape_t *shape, op_dtype_t dtype)
 }
 
 
+/* f32 rows in whole cache lines. */
+static size_t
+line_bytes(size_t rows, size_t width)
+{
+    return (rows * width * sizeof(float) + 63) / 64 * 64;
+}
+
+
 size_t
 sizing_activation_bytes(const sizing_shape_t *shape, const sizing_step_t *step)
 {
-    const size_t row = 3 * (size_t) shape->n_embd + (size_t) qkv_width(shape)
-                       + (size_t) q_width(shape) + 3 * (size_t) shape->n_ff;
+    const size_t rows = (size_t) step->max_rows;
+    const size_t attention = line_bytes(rows, (size_t) qkv_width(shape))
+                             + line_bytes(rows, (size_t) q_width(shape));
+    const size_t mlp = line_bytes(rows, 2 * (size_t) shape->n_ff)
+                       + line_bytes(rows, (size_t) shape->n_ff);
+    const size_t logits =
+        line_bytes((size_t) step->max_out, (size_t) shape->n_vocab);
+    size_t work = attention > mlp ? attention : mlp;
 
-    return sizeof(float)
-           * ((size_t) step->max_rows * row
-              + (size_t) step->max_out * (size_t) shape->n_vocab
-              + (size_t) step->max_len * (size_t) shape->head_dim);
+    work = work > logits ? work : logits;
+
+    return work
+           + sizeof(float)
+                 * (rows * 3 * (size_t) shape->n_embd
+                    + (size_t) step->max_len * (size_t) shape->head_dim);
 }
 
 

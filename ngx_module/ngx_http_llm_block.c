@@ -71,6 +71,9 @@ static const ngx_http_llm_option_t  ngx_http_llm_options[] = {
     { ngx_string("kv_cache_dtype"), NGX_HTTP_LLM_WORD,
       llm_at(kv_cache_dtype), 0, 0, { "f16", "q8_0" } },
 
+    { ngx_string("repack_cache"), NGX_HTTP_LLM_FOLDER,
+      llm_at(repack_cache), 0, 0, { "on", "off" } },
+
     { ngx_string("threads"), NGX_HTTP_LLM_AUTO_NUMBER,
       llm_at(threads), 1, 1024, { NULL, NULL } },
 

@@ -45,7 +45,7 @@ ngx_http_llm_gen_key(ngx_cycle_t *cycle, ngx_http_llm_engine_t *engine)
 #define llm_str(s)  (int) (s).len, (char *) (s).data
 
     n = asprintf(&key, "%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s"
-                 "|%.*s|%.*s|%.*s|%.*s|%.*s"
+                 "|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s"
                  "|%lu|%lu|%lu|%lu|%lu|%lu|%lu|%lld|%ld|%ld",
                  llm_str(engine->name), llm_str(engine->model),
                  llm_str(engine->alias), llm_str(engine->device),
@@ -58,6 +58,7 @@ ngx_http_llm_gen_key(ngx_cycle_t *cycle, ngx_http_llm_engine_t *engine)
                  llm_str(engine->gpu_memory_utilization),
                  llm_str(engine->kv_cache_prefault),
                  llm_str(engine->kv_cache_dtype),
+                 llm_str(engine->repack_cache),
                  (unsigned long) engine->block_size,
                  (unsigned long) engine->max_model_len,
                  (unsigned long) engine->max_num_seqs,
@@ -104,6 +105,7 @@ ngx_http_llm_gen_argv(ngx_cycle_t *cycle, ngx_http_llm_engine_t *engine,
         { "kv_cache_prefault", &engine->kv_cache_prefault, 0 },
         { "kv_cache_memory", NULL, (ngx_uint_t) engine->kv_cache_memory },
         { "kv_cache_dtype", &engine->kv_cache_dtype, 0 },
+        { "repack_cache", &engine->repack_cache, 0 },
         { "threads", NULL, engine->threads },
         { "workers", NULL, n_workers },
         { NULL, NULL, 0 }

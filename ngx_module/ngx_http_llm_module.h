@@ -40,6 +40,7 @@ typedef struct {
     ngx_str_t                reservation;        /* the same */
     ngx_str_t                gpu_memory_utilization;
     ngx_str_t                kv_cache_prefault;  /* "on" or "off" */
+    ngx_str_t                repack_cache;       /* the same, or a folder */
 
     ngx_uint_t               block_size;
     ngx_uint_t               max_model_len;

@@ -12,6 +12,8 @@ static char *ngx_http_llm_option_time(ngx_conf_t *cf,
     ngx_http_llm_engine_t *engine, const ngx_http_llm_option_t *option);
 static char *ngx_http_llm_option_path(ngx_conf_t *cf,
     ngx_http_llm_engine_t *engine, const ngx_http_llm_option_t *option);
+static char *ngx_http_llm_option_folder(ngx_conf_t *cf,
+    ngx_http_llm_engine_t *engine, const ngx_http_llm_option_t *option);
 static char *ngx_http_llm_option_alias(ngx_conf_t *cf,
     ngx_http_llm_engine_t *engine);
 static char *ngx_http_llm_option_level(ngx_conf_t *cf,
@@ -94,6 +96,9 @@ ngx_http_llm_option_set(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
         }
 
         break;
+
+    case NGX_HTTP_LLM_FOLDER:
+        return ngx_http_llm_option_folder(cf, engine, option);
 
     case NGX_HTTP_LLM_PATH:
     case NGX_HTTP_LLM_FILE:
@@ -253,6 +258,36 @@ ngx_http_llm_option_path(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
                            "empty: give the path of a file", &value[0], path,
                            &engine->name);
         return NGX_CONF_ERROR;
+    }
+
+    return NGX_CONF_OK;
+}
+
+
+static char *
+ngx_http_llm_option_folder(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
+    const ngx_http_llm_option_t *option)
+{
+    ngx_str_t        *path, *value;
+    ngx_file_info_t   fi;
+
+    value = cf->args->elts;
+    path = (ngx_str_t *) ((char *) engine + option->offset);
+    *path = value[1];
+
+    if (ngx_strcmp(path->data, option->words[0]) == 0
+        || ngx_strcmp(path->data, option->words[1]) == 0)
+    {
+        return NGX_CONF_OK;
+    }
+
+    if (path->len == 0
+        || ngx_conf_full_name(cf->cycle, path, 1) != NGX_OK
+        || ngx_file_info(path->data, &fi) == NGX_FILE_ERROR
+        || !ngx_is_dir(&fi))
+    {
+        return ngx_http_llm_option_invalid(cf, engine, "use \"on\", \"off\" or "
+                                           "a folder that exists");
     }
 
     return NGX_CONF_OK;

@@ -18,6 +18,7 @@ typedef enum {
     NGX_HTTP_LLM_TIME,          /* the text of a number, milliseconds */
     NGX_HTTP_LLM_WORD,          /* the text, one of two words */
     NGX_HTTP_LLM_PATH,          /* the text, made absolute */
+    NGX_HTTP_LLM_FOLDER,        /* "on", "off" or the same of a folder */
     NGX_HTTP_LLM_FILE,          /* the same, and it can be read */
     NGX_HTTP_LLM_MODEL,         /* the same, and an alias */
     NGX_HTTP_LLM_LOG            /* path and level */

@@ -104,6 +104,38 @@ ok wait_for(sub { $t->log =~ /\[emerg\].*template/ }, 10),
 is $t->chat('hi')->{status}, 503, 'a broken template: 503';
 $t->stop;
 
+# --- a cache of repacked weights: written, found, and no place for it ---
+
+{
+    my $cache = "$dir/cache";
+    my %answers;
+
+    mkdir $cache or die $!;
+    chmod 0777, $cache;
+
+    for my $case (['off', qr/ready in/],
+        [$cache, qr/"\Q$cache\E.*" written/, qr/repack cache: \d+ weights from/],
+        [$dir, $> == 0 ? qr/not written: .*denied/ : qr/ready in/]) {
+        my ($where, @starts) = @$case;
+
+        $t = LLM::Test->new(model => $tiny, engine => "repack_cache $where;");
+
+        # a model that has only just been written is not cached
+        select undef, undef, undef, 0.3;
+
+        for my $says (@starts) {
+            $t->start;
+            like $t->log, $says, "repack_cache $where: said";
+            $answers{$t->post('/v1/completions', { prompt => 'abc',
+                max_tokens => 8, temperature => 0 })->json->{choices}[0]{text}}
+                = 1;
+            $t->stop_ok;
+        }
+    }
+
+    is scalar keys %answers, 1, 'the same tokens with and without a cache';
+}
+
 # --- memory: each way in which it is too little, and what fits ---
 
 # A program that starts the engine with little address space: a small machine,

@@ -9,6 +9,7 @@
 #include "engine/base/arena.h"
 #include "engine/model/config.h"
 #include "engine/model/model.h"
+#include "engine/model/repack_cache.h"
 #include "engine/model/weights.h"
 #include "kernels/op/op.h"
 
@@ -23,7 +24,7 @@ typedef struct {
 
 typedef struct {
     float *data;
-    size_t bytes;
+    size_t bytes; /* 0: a part of another's */
 } model_buf_t;
 
 typedef struct {
@@ -45,6 +46,7 @@ struct model_s {
     int max_out;
     int max_len;
     size_t weight_bytes;
+    repack_cache_t cache;
 
     model_layer_t *layers;
     op_weight_t *embed;
@@ -58,14 +60,17 @@ struct model_s {
     model_buf_t norms;   /* all norm vectors */
     model_buf_t cos_sin; /* [max_len][rot_dim / 2][2] */
 
-    /* activations, a row a token */
-    model_buf_t x;       /* [max_rows][n_embd]: the residual stream */
-    model_buf_t h;       /* [max_rows][n_embd]: normed */
+    /* activations, a row a token; those behind `work` are in it: attention's
+     * share their memory with the MLP's and with the logits, as none of them
+     * outlives its part of the pass */
+    model_buf_t x;   /* [max_rows][n_embd]: the residual stream */
+    model_buf_t h;   /* [max_rows][n_embd]: normed */
+    model_buf_t out; /* [max_rows][n_embd]: the rows that want logits */
+    model_buf_t work;
     model_buf_t qkv;     /* [max_rows][(n_heads + 2 n_kv_heads) head_dim] */
     model_buf_t attn;    /* [max_rows][n_heads head_dim] */
     model_buf_t gate_up; /* [max_rows][2 n_ff] */
     model_buf_t act;     /* [max_rows][n_ff] */
-    model_buf_t out;     /* [max_rows][n_embd]: the rows that want logits */
     model_buf_t logits;  /* [max_out][n_vocab] */
 };
 

@@ -12,6 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "engine/base/file.h"
 #include "engine/base/status.h"
 #include "kernels/op/tensor.h"
 
@@ -65,6 +66,13 @@ int gguf_n_tensors(const gguf_t *gguf);
 int gguf_tensor_index(const gguf_t *gguf, const char *name);
 void gguf_tensor_at(const gguf_t *gguf, int i, gguf_str_t *name,
                     op_tensor_t *out);
+
+/* The file as it is mapped; NULL when the gguf_t is over memory. */
+const file_map_t *gguf_map(const gguf_t *gguf);
+
+/* The data of a tensor are not needed soon: their pages of the mapping go.
+ * They are there again when read. */
+void gguf_tensor_done(const gguf_t *gguf, const op_tensor_t *tensor);
 
 /* Bytes of tensor data in the file. */
 size_t gguf_tensor_bytes(const gguf_t *gguf);

@@ -359,6 +359,24 @@ gguf_tensor(const gguf_t *gguf, const char *name, op_tensor_t *out)
 }
 
 
+const file_map_t *
+gguf_map(const gguf_t *gguf)
+{
+    return gguf->map.data != NULL ? &gguf->map : NULL;
+}
+
+
+void
+gguf_tensor_done(const gguf_t *gguf, const op_tensor_t *tensor)
+{
+    if (gguf->map.data != NULL) {
+        file_map_done(&gguf->map, tensor->data,
+                      op_row_bytes((int) tensor->dtype, tensor->n_in)
+                          * (size_t) tensor->n_out);
+    }
+}
+
+
 size_t
 gguf_tensor_bytes(const gguf_t *gguf)
 {

@@ -63,13 +63,57 @@ release(model_t *model, model_buf_t *buf)
 }
 
 
+/* Bytes of rows, in whole cache lines. */
+static size_t
+work_bytes(size_t rows, size_t width)
+{
+    return (rows * width * sizeof(float) + 63) / 64 * 64;
+}
+
+
+static size_t
+larger(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+
+/* Attention's buffers, the MLP's and the logits, over one another. */
+static bool
+reserve_work(model_t *model, size_t n_q, size_t n_kv)
+{
+    const size_t rows = (size_t) model->max_rows;
+    const size_t n_ff = (size_t) model->config.n_ff;
+    const size_t qkv = work_bytes(rows, n_q + 2 * n_kv);
+    const size_t gate_up = work_bytes(rows, 2 * n_ff);
+    const size_t logits =
+        work_bytes((size_t) model->max_out, (size_t) model->config.n_vocab);
+
+    model->work.bytes = larger(
+        larger(qkv + work_bytes(rows, n_q), gate_up + work_bytes(rows, n_ff)),
+        logits);
+    model->work.data = model->ops->alloc(model->dev, model->work.bytes);
+
+    if (model->work.data == NULL) {
+        return false;
+    }
+
+    model->qkv.data = model->work.data;
+    model->attn.data = model->work.data + qkv / sizeof(float);
+    model->gate_up.data = model->work.data;
+    model->act.data = model->work.data + gate_up / sizeof(float);
+    model->logits.data = model->work.data;
+
+    return true;
+}
+
+
 static bool
 reserve_all(model_t *model)
 {
     const model_config_t *c = &model->config;
     const size_t rows = (size_t) model->max_rows;
     const size_t n_embd = (size_t) c->n_embd;
-    const size_t n_ff = (size_t) c->n_ff;
     const size_t n_q = (size_t) c->n_heads * (size_t) c->head_dim;
     const size_t n_kv = (size_t) c->n_kv_heads * (size_t) c->head_dim;
 
@@ -78,13 +122,8 @@ reserve_all(model_t *model)
                       (size_t) c->rot_dim)
            && reserve(model, &model->x, rows, n_embd)
            && reserve(model, &model->h, rows, n_embd)
-           && reserve(model, &model->qkv, rows, n_q + 2 * n_kv)
-           && reserve(model, &model->attn, rows, n_q)
-           && reserve(model, &model->gate_up, rows, 2 * n_ff)
-           && reserve(model, &model->act, rows, n_ff)
            && reserve(model, &model->out, rows, n_embd)
-           && reserve(model, &model->logits, (size_t) model->max_out,
-                      (size_t) c->n_vocab);
+           && reserve_work(model, n_q, n_kv);
 }
 
 
@@ -115,17 +154,14 @@ model_free(model_t *model)
         weight_free(model, model->head);
     }
     weight_free(model, model->embed);
+    repack_cache_close(&model->cache);
 
     release(model, &model->norms);
     release(model, &model->cos_sin);
     release(model, &model->x);
     release(model, &model->h);
-    release(model, &model->qkv);
-    release(model, &model->attn);
-    release(model, &model->gate_up);
-    release(model, &model->act);
     release(model, &model->out);
-    release(model, &model->logits);
+    release(model, &model->work);
 
     arena_destroy(model->arena);
 }
@@ -192,9 +228,14 @@ static int
 load(model_t *model, const gguf_t *gguf, const model_load_t *how,
      llm_err_t *err)
 {
-    weights_t weights = {
-        .gguf = gguf, .ops = how->ops, .dev = how->dev, .err = err
-    };
+    weights_t weights = { .gguf = gguf,
+                          .ops = how->ops,
+                          .dev = how->dev,
+                          .err = err,
+                          .cache = &model->cache };
+
+    repack_cache_open(&model->cache, how->repack_cache, gguf, how->ops,
+                      how->dev);
 
     model->layers = arena_calloc(model->arena, (size_t) model->config.n_layers
                                                    * sizeof(model_layer_t));
@@ -217,6 +258,7 @@ load(model_t *model, const gguf_t *gguf, const model_load_t *how,
         rc = prepare(model, how, err);
     }
     if (rc == LLM_OK) {
+        repack_cache_save(&model->cache, how->path);
         fill_cos_sin(model);
         model->weight_bytes = weights.bytes + model->norms.bytes;
     }
@@ -319,8 +361,21 @@ size_t
 model_activation_bytes(const model_t *model)
 {
     return model->cos_sin.bytes + model->x.bytes + model->h.bytes
-           + model->qkv.bytes + model->attn.bytes + model->gate_up.bytes
-           + model->act.bytes + model->out.bytes + model->logits.bytes;
+           + model->out.bytes + model->work.bytes;
+}
+
+
+size_t
+model_mapped_bytes(const model_t *model)
+{
+    return model->cache.copied ? 0 : model->cache.data_bytes;
+}
+
+
+int
+model_cached_weights(const model_t *model)
+{
+    return model->cache.n_taken;
 }
 
 

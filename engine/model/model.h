@@ -22,10 +22,16 @@ typedef struct {
     int max_seqs;
     int max_out; /* rows of logits computed at once */
     int max_len; /* longest sequence; sizes the RoPE table */
+
+    /* where repacked weights are kept (repack_cache.h), NULL: nowhere; and the
+     * path of the model */
+    const char *repack_cache;
+    const char *path;
 } model_load_t;
 
 
-/* Binds and repacks the weights of gguf (needed only during the call) and
+/* Binds and repacks the weights of gguf (it and the paths are needed only
+ * during the call) and
  * calls ops->prepare().  err names a missing or misshapen tensor. */
 int model_load(const gguf_t *gguf, const model_load_t *how, model_t **model,
                llm_err_t *err);
@@ -34,6 +40,11 @@ void model_free(model_t *model);
 const model_config_t *model_config(const model_t *model);
 size_t model_weight_bytes(const model_t *model);
 size_t model_activation_bytes(const model_t *model);
+
+/* Bytes of weights that are mapped from a repack cache, which no other account
+ * of memory shows; and how many weights came from it. */
+size_t model_mapped_bytes(const model_t *model);
+int model_cached_weights(const model_t *model);
 
 /* Bytes of one KV page over all layers, K and V as dtype (OP_F16, OP_Q8_0);
  * 0: the backend has no such pool. */

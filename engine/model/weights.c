@@ -9,6 +9,8 @@
 
 #include <string.h>
 
+#include <xxhash.h>
+
 #include "kernels/op/quant.h"
 
 
@@ -76,6 +78,25 @@ weights_vector(weights_t *weights, const char *name, int64_t n, float *out)
 }
 
 
+/* Tells a matrix from the others of its file: what it is made of, and how the
+ * parts follow one another. */
+static uint64_t
+ident_of(const weights_part_t *parts, const op_tensor_t *tensors, int n_parts)
+{
+    uint64_t hash = 0;
+
+    for (int i = 0; i < n_parts; i++) {
+        const int64_t shape[3] = { tensors[i].dtype, tensors[i].n_in,
+                                   tensors[i].n_out };
+
+        hash = XXH3_64bits_withSeed(parts[i].name, strlen(parts[i].name), hash);
+        hash = XXH3_64bits_withSeed(shape, sizeof(shape), hash);
+    }
+
+    return hash;
+}
+
+
 int
 weights_matrix(weights_t *weights, const weights_part_t *parts, int n_parts,
                int64_t n_in, op_weight_t **out)
@@ -94,7 +115,19 @@ weights_matrix(weights_t *weights, const weights_part_t *parts, int n_parts,
         }
     }
 
-    *out = weights->ops->weight(weights->dev, tensors, n_parts, &op_err);
+    const uint64_t ident = ident_of(parts, tensors, n_parts);
+
+    *out = repack_cache_take(weights->cache, ident, tensors, n_parts);
+
+    if (*out == NULL) {
+        *out = weights->ops->weight(weights->dev, tensors, n_parts, &op_err);
+
+        /* or else the whole file would be resident beside its copy */
+        for (int i = 0; i < n_parts; i++) {
+            gguf_tensor_done(weights->gguf, &tensors[i]);
+        }
+    }
+
     if (*out == NULL) {
         return gguf_err(weights->gguf, weights->err,
                         "cannot load tensor \"%s\": %s", parts[0].name,
@@ -102,6 +135,7 @@ weights_matrix(weights_t *weights, const weights_part_t *parts, int n_parts,
     }
 
     weights->bytes += weights->ops->weight_bytes(*out);
+    repack_cache_add(weights->cache, ident, *out);
 
     return LLM_OK;
 }

@@ -11,6 +11,7 @@
 #include "engine/base/arena.h"
 #include "engine/base/status.h"
 #include "engine/model/gguf.h"
+#include "engine/model/repack_cache.h"
 #include "kernels/op/op.h"
 
 enum { WEIGHTS_PARTS = 3 };
@@ -20,8 +21,9 @@ typedef struct {
     const op_table_t *ops;
     op_dev_t *dev;
     llm_err_t *err;
-    uint8_t *used; /* by tensor: somebody asked for it */
-    size_t bytes;  /* of the matrices repacked so far */
+    repack_cache_t *cache; /* where repacked matrices may be found */
+    uint8_t *used;         /* by tensor: somebody asked for it */
+    size_t bytes;          /* of the matrices repacked so far */
 } weights_t;
 
 /* One matrix of a fused weight. */
@@ -31,7 +33,7 @@ typedef struct {
 } weights_part_t;
 
 
-/* gguf, dev, err and the arena outlive weights. */
+/* gguf, dev, err, cache and the arena outlive weights. */
 int weights_init(weights_t *weights, arena_t *arena);
 
 bool weights_has(const weights_t *weights, const char *name);

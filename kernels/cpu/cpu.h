@@ -58,6 +58,11 @@ op_weight_t *cpu_weight(op_dev_t *dev, const op_tensor_t *parts, int n_parts,
                         op_err_t *err);
 void cpu_weight_free(op_dev_t *dev, op_weight_t *weight);
 size_t cpu_weight_bytes(const op_weight_t *weight);
+const char *cpu_weight_form(const op_dev_t *dev);
+const void *cpu_weight_data(const op_weight_t *weight);
+op_weight_t *cpu_weight_over(op_dev_t *dev, const op_tensor_t *parts,
+                             int n_parts, const op_bytes_t *data,
+                             op_err_t *err);
 
 void cpu_embed(op_dev_t *dev, float *x, const op_weight_t *w,
                const int32_t *tokens, int rows);

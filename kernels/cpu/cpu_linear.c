@@ -64,7 +64,7 @@ struct op_weight_s {
     int n_in;
     int n_out;
     size_t bytes;
-    arena_t *arena;
+    arena_t *arena; /* NULL: the data are somebody else's */
     int has_quantised;
     int n_segments;
     cpu_segment_t segments[];
@@ -335,17 +335,25 @@ repack_run(void *arg, int thread, int n_threads)
 
 
 static void
-repack_parts(op_dev_t *dev, op_weight_t *w, const op_tensor_t *parts,
-             uint8_t *data)
+place_segments(op_weight_t *w, uint8_t *data)
 {
     for (int i = 0; i < w->n_segments; i++) {
         cpu_segment_t *seg = &w->segments[i];
-        size_t bytes = (size_t) seg->n_groups * seg->group_bytes;
+
+        seg->data = data;
+        data += ((size_t) seg->n_groups * seg->group_bytes + 63) / 64 * 64;
+    }
+}
+
+
+static void
+repack_parts(op_dev_t *dev, op_weight_t *w, const op_tensor_t *parts)
+{
+    for (int i = 0; i < w->n_segments; i++) {
+        cpu_segment_t *seg = &w->segments[i];
         repack_job_t job = { seg, parts };
         int64_t n_out = 0;
 
-        seg->data = data;
-        data += (bytes + 63) / 64 * 64;
         cpu_pool_run(dev->pool, repack_run, &job);
 
         while (n_out < seg->n_out) {
@@ -356,8 +364,9 @@ repack_parts(op_dev_t *dev, op_weight_t *w, const op_tensor_t *parts,
 }
 
 
-op_weight_t *
-cpu_weight(op_dev_t *dev, const op_tensor_t *parts, int n_parts, op_err_t *err)
+/* A weight with its segments planned, without memory for them. */
+static op_weight_t *
+weight_plan(const op_tensor_t *parts, int n_parts, op_err_t *err)
 {
     op_weight_t *w;
     int64_t n_out = 0;
@@ -379,21 +388,85 @@ cpu_weight(op_dev_t *dev, const op_tensor_t *parts, int n_parts, op_err_t *err)
     w = calloc(1,
                sizeof(op_weight_t) + (size_t) n_parts * sizeof(cpu_segment_t));
 
-    if (w != NULL) {
-        plan_segments(w, parts, n_parts);
-        w->arena = arena_with(dev, w->bytes);
-    }
-
-    if (w == NULL || w->arena == NULL) {
+    if (w == NULL) {
         snprintf(err->text, sizeof(err->text),
                  "no memory for a weight of %lld rows", (long long) n_out);
+        return NULL;
+    }
+
+    plan_segments(w, parts, n_parts);
+
+    return w;
+}
+
+
+op_weight_t *
+cpu_weight(op_dev_t *dev, const op_tensor_t *parts, int n_parts, op_err_t *err)
+{
+    op_weight_t *w = weight_plan(parts, n_parts, err);
+
+    if (w == NULL) {
+        return NULL;
+    }
+
+    w->arena = arena_with(dev, w->bytes);
+
+    if (w->arena == NULL) {
+        snprintf(err->text, sizeof(err->text),
+                 "no memory for a weight of %d rows", w->n_out);
         free(w);
         return NULL;
     }
 
-    repack_parts(dev, w, parts, w->arena->base + w->arena->used);
+    place_segments(w, w->arena->base + w->arena->used);
+    repack_parts(dev, w, parts);
     w->arena->used += w->bytes;
     w->arena->n_weights++;
+
+    return w;
+}
+
+
+/* All instruction sets read one layout.  Whatever changes repack.c's output or
+ * the order of segments gets a new name. */
+const char *
+cpu_weight_form(const op_dev_t *dev)
+{
+    (void) dev;
+
+    return "cpu lanes16 v1";
+}
+
+
+const void *
+cpu_weight_data(const op_weight_t *weight)
+{
+    return weight->segments[0].data;
+}
+
+
+op_weight_t *
+cpu_weight_over(op_dev_t *dev, const op_tensor_t *parts, int n_parts,
+                const op_bytes_t *data, op_err_t *err)
+{
+    op_weight_t *w = weight_plan(parts, n_parts, err);
+
+    (void) dev;
+
+    if (w == NULL) {
+        return NULL;
+    }
+
+    if (w->bytes != data->len || (uintptr_t) data->data % 64 != 0) {
+        snprintf(err->text, sizeof(err->text),
+                 "%zu bytes at %p are no weight of %zu", data->len, data->data,
+                 w->bytes);
+        free(w);
+        return NULL;
+    }
+
+    /* nothing writes to a weight but repacking */
+    place_segments(w, (uint8_t *) (uintptr_t) data->data);
 
     return w;
 }
@@ -406,7 +479,10 @@ cpu_weight_free(op_dev_t *dev, op_weight_t *weight)
         return;
     }
 
-    arena_release(dev, weight->arena);
+    if (weight->arena != NULL) {
+        arena_release(dev, weight->arena);
+    }
+
     free(weight);
 }
 

@@ -33,6 +33,12 @@ typedef struct {
     char text[256]; /* one sentence */
 } op_err_t;
 
+/* Borrowed memory. */
+typedef struct {
+    const void *data;
+    size_t len;
+} op_bytes_t;
+
 typedef struct {
     int threads;     /* 0: as many as the process may use */
     const char *isa; /* NULL: the best; else "baseline", "avx2", "avx512" */
@@ -131,6 +137,19 @@ typedef struct {
                            op_err_t *err);
     void (*weight_free)(op_dev_t *dev, op_weight_t *weight);
     size_t (*weight_bytes)(const op_weight_t *weight);
+
+    /* Repacked weights can be kept and used again.  weight_form names the
+     * layout and its version, as this device has it: data of one form mean the
+     * same to every device of that form (NULL, and so are the other two: not
+     * this backend's).  weight_data: the weight_bytes() of a weight.
+     * weight_over: a weight over such data, from parts whose own data are not
+     * looked at; 64-byte aligned, read only, outlives the weight.  NULL when
+     * it is of another size, or as weight(). */
+    const char *(*weight_form)(const op_dev_t *dev);
+    const void *(*weight_data)(const op_weight_t *weight);
+    op_weight_t *(*weight_over)(op_dev_t *dev, const op_tensor_t *parts,
+                                int n_parts, const op_bytes_t *data,
+                                op_err_t *err);
 
     /* --- ops --- */
 

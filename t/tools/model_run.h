@@ -30,6 +30,8 @@ typedef struct {
     int max_seqs;
     int max_len;
     int n_pages;
+    const char *repack_cache;
+    const char *path;
 } run_how_t;
 
 
@@ -64,8 +66,14 @@ run_open(run_t *run, const gguf_t *gguf, const run_how_t *how, llm_err_t *err)
         return llm_err_set(err, LLM_ERROR, NULL, "%s", op_err.text);
     }
 
-    const model_load_t load = { run->ops,      run->dev,      how->max_rows,
-                                how->max_seqs, how->max_rows, how->max_len };
+    const model_load_t load = { .ops = run->ops,
+                                .dev = run->dev,
+                                .max_rows = how->max_rows,
+                                .max_seqs = how->max_seqs,
+                                .max_out = how->max_rows,
+                                .max_len = how->max_len,
+                                .repack_cache = how->repack_cache,
+                                .path = how->path };
     const int rc = model_load(gguf, &load, &run->model, err);
 
     if (rc != LLM_OK) {

@@ -69,6 +69,7 @@ test_defaults(void **state)
     assert_null(conf.alias);
     assert_null(conf.isa);
     assert_null(conf.chat_template);
+    assert_null(conf.repack_cache);
     assert_null(conf.log);
     assert_int_equal(conf.log_level, LOG_NOTICE);
     assert_int_equal(conf.max_model_len, 0);
@@ -100,6 +101,7 @@ test_strings(void **state)
     accept("isa=avx2");
     accept("chat_template=/t.jinja");
     accept("log=/var/log/x");
+    accept("repack_cache=/var/cache");
 
     assert_string_equal(conf.name, "chat");
     assert_string_equal(conf.model, "/m/a=b.gguf");
@@ -108,6 +110,7 @@ test_strings(void **state)
     assert_string_equal(conf.isa, "avx2");
     assert_string_equal(conf.chat_template, "/t.jinja");
     assert_string_equal(conf.log, "/var/log/x");
+    assert_string_equal(conf.repack_cache, "/var/cache");
 
     /* an empty name is a mistake in a script, never a wish */
     refuse("model=", "model= is empty");

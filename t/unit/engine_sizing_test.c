@@ -34,6 +34,7 @@ test_params(void **state)
         { "llama-3-8b", 8030261248 },   { "llama-3-70b", 70553706496 },
         { "llama-3.2-1b", 1235814400 }, { "mistral-7b", 7241732096 },
         { "smollm2-135m", 134515008 },  { "qwen2.5-7b", 7615616512 },
+        { "llama-1b", 1235814400 },
     };
     const int n = sizeof(rows) / sizeof(rows[0]);
 
@@ -96,11 +97,18 @@ test_bytes(void **state)
 
     assert_int_equal(sizing_kv_bytes(&odd, OP_Q8_0), 6020);
 
-    /* a row: 3 × 5120 + 15360 + 5120 + 3 × 13824 = 77312 floats */
+    /* a row: 3 × 5120, and the MLP's 3 × 13824, in which attention's 15360 +
+     * 5120 find room: 56832 floats */
     const sizing_step_t step = { 2048, 64, 2048 };
 
     assert_int_equal(sizing_activation_bytes(big, &step),
-                     4 * (2048 * 77312 + 64 * 32000 + 2048 * 128));
+                     4 * (2048 * 56832 + 2048 * 128));
+
+    /* logits that are larger than the rest: 64 × 49152 */
+    const sizing_step_t wide = { 128, 64, 16 };
+
+    assert_int_equal(sizing_activation_bytes(tied, &wide),
+                     4 * (128 * 3 * 576 + 64 * 49152 + 16 * 64));
 }
 
 
@@ -130,9 +138,9 @@ test_article(void **state)
     assert_int_equal(weights, 26032558080);
     assert_int_equal(weights * 100 / ask.total, 65);
 
-    /* 36e9 − 26032558080 − 642580480 = 9324861440 = 711.4 × 13107200 */
+    /* 36e9 − 26032558080 − 466616320 = 9500825600 = 724.9 × 13107200 */
     assert_int_equal(kv_store_size(&ask, &size, &err), LLM_OK);
-    assert_int_equal(size.n_pages, 711);
+    assert_int_equal(size.n_pages, 724);
     assert_int_equal(size.max_len, 2048);
 
     const sizing_load_t load = {
@@ -146,10 +154,10 @@ test_article(void **state)
     };
 
     sizing_plan(&load, &plan);
-    assert_int_equal(plan.tokens, 11376);
-    assert_int_equal(plan.reserved, 5); /* 11376 / 2048 */
-    assert_int_equal(plan.paged, 21);   /* 11376 / 519.5 */
-    assert_int_equal(plan.batch, 21);
+    assert_int_equal(plan.tokens, 11584);
+    assert_int_equal(plan.reserved, 5); /* 11584 / 2048 */
+    assert_int_equal(plan.paged, 22);   /* 11584 / 519.5 */
+    assert_int_equal(plan.batch, 22);
     assert_float_equal(plan.reserved_waste, 0.75, 1e-9);
     assert_float_equal(plan.paged_waste, 7.5 / 519.5, 1e-9);
     assert_true(plan.paged_waste < 0.04);
@@ -157,9 +165,9 @@ test_article(void **state)
     /* 2e12 / (25704878080 + 512 × 819200 = 26124308480) */
     assert_float_equal(plan.single_per_sec, 76.5570, 1e-3);
 
-    /* 25704878080 + 21 × 419430400 = 34512916480 bytes a step */
-    assert_float_equal(plan.batch_step_secs, 17.25645824e-3, 1e-9);
-    assert_float_equal(plan.batch_per_sec, 1216.9357, 1e-3);
+    /* 25704878080 + 22 × 419430400 = 34932346880 bytes a step */
+    assert_float_equal(plan.batch_step_secs, 17.46617344e-3, 1e-9);
+    assert_float_equal(plan.batch_per_sec, 1259.5776, 1e-3);
 }
 
 
