@@ -10,6 +10,7 @@
 #include "t/unit/engine_port.h"
 
 #include <pthread.h>
+#include <time.h>
 
 #include "engine/base/clock.h"
 #include "engine/intake_thread.h"
@@ -81,13 +82,19 @@ gate(bool close_it)
 static inline void
 await(const int *count, int n)
 {
+    struct timespec end;
+    int rc = 0;
+
+    clock_gettime(CLOCK_REALTIME, &end);
+    end.tv_sec += LONG_MS / 1000;
     pthread_mutex_lock(&mutex);
 
-    while (*count < n) {
-        pthread_cond_wait(&changed, &mutex);
+    while (*count < n && rc == 0) {
+        rc = pthread_cond_timedwait(&changed, &mutex, &end);
     }
 
     pthread_mutex_unlock(&mutex);
+    assert_int_equal(rc, 0);
 }
 
 
