@@ -94,6 +94,9 @@ ROOT_engine  := $(call objs,$(filter-out engine/main.c,$(wildcard engine/*.c)))
 # its allocations fail one by one
 $(BUILD)/t/unit/engine_oom_test: LDFLAGS += -Wl,--wrap=malloc \
     -Wl,--wrap=calloc -Wl,--wrap=realloc
+# a gate before it
+$(BUILD)/t/unit/engine_thread_test $(BUILD)/t/unit/engine_thread_leave_test: \
+    LDFLAGS += -Wl,--wrap=prepare_request
 $(BUILD)/t/unit/sched_fair_test: LDFLAGS += -Wl,--wrap=calloc \
     -Wl,--wrap=realloc
 LINK_op      := kernels kernels/op kernels/ref kernels/cpu

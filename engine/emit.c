@@ -332,8 +332,8 @@ count_token(engine_t *engine, request_t *req, int32_t token)
 
     tally_token(engine, req);
 
-    if (engine->on_token != NULL) {
-        engine->on_token(engine, req, token);
+    if (engine->on_tokens != NULL) {
+        engine->on_tokens(engine, req, &token, 1);
     }
 }
 
@@ -406,8 +406,11 @@ emit_end(engine_t *engine, request_t *req, uint32_t finish)
     if (req->queued) {
         sched_remove(engine->sched, &req->seq);
         req->queued = false;
-        engine->n_fresh -= req->scheduled_ns == 0;
     }
+
+    engine->n_fresh -= req->fresh;
+    engine->n_preparing -= req->preparer != NULL && !req->textual;
+    req->fresh = false;
 
     req->finished = true;
     tally_end(engine, req, finish);

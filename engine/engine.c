@@ -15,6 +15,7 @@
 #include "engine/budget.h"
 #include "engine/emit.h"
 #include "engine/intake.h"
+#include "engine/intake_thread.h"
 #include "engine/kv/store.h"
 #include "engine/load.h"
 #include "engine/model/repack_cache.h"
@@ -271,6 +272,7 @@ engine_close(engine_t *engine)
         request_destroy(req);
     }
 
+    intake_thread_stop(engine);
     batch_fini(&engine->batch);
     samp_destroy(engine->samp);
     free(engine->results);
@@ -290,9 +292,9 @@ engine_close(engine_t *engine)
 
     chat_template_destroy(engine->tmpl);
     tok_destroy(engine->tok);
-    tok_ids_fini(&engine->ids);
-    buf_fini(&engine->prompt.text);
-    buf_fini(&engine->prompt.trusted);
+    tok_ids_fini(&engine->prompt.ids);
+    buf_fini(&engine->prompt.text.text);
+    buf_fini(&engine->prompt.text.trusted);
     free(engine->bos_text);
     free(engine->eos_text);
     free(engine);

@@ -27,6 +27,12 @@
 
 typedef struct engine_s engine_t;
 
+/* Scratch of whoever prepares a request: one at a time does. */
+typedef struct {
+    chat_output_t text;
+    tok_ids_t ids;
+} prompt_t;
+
 struct engine_s {
     engine_conf_t conf;
     const op_table_t *ops;
@@ -52,19 +58,21 @@ struct engine_s {
     samp_result_t *results; /* [max_out] */
 
     list_t requests;
-    int n_fresh;                   /* of them queued and never scheduled yet */
-    rate_t rate;                   /* at which these are scheduled */
+    int n_fresh;     /* of them to be generated and never scheduled yet */
+    int n_preparing; /* of these with the intake thread */
+    rate_t rate;     /* at which the fresh ones are scheduled */
     bool refused[LLM_MAX_WORKERS]; /* was the last request of this worker */
-    chat_output_t prompt;          /* scratch of intake */
-    tok_ids_t ids;                 /* scratch of intake */
+    prompt_t prompt;
+    struct intake_thread_s *intake; /* NULL: all is prepared at once */
 
     llm_stats_t *stats; /* the segment's, or own_stats */
     llm_stats_t own_stats;
 
-    struct port_s *port; /* for on_token */
+    struct port_s *port; /* for on_tokens */
 
-    /* called for each generated token, in order; NULL: nobody listens */
-    void (*on_token)(engine_t *engine, request_t *req, int32_t token);
+    /* called with all tokens generated, in order; NULL: nobody listens */
+    void (*on_tokens)(engine_t *engine, request_t *req, const int32_t *tokens,
+                      int n);
 };
 
 

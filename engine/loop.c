@@ -1,7 +1,8 @@
 /*
  * The engine on one page:
  *
- *   intake   what workers submitted → template → tokens → queue
+ *   intake   what workers submitted → template → tokens → queue; for all but
+ *            short prompts a thread does the middle of it (intake_thread.h)
  *   step     schedule → run the model over the mixed batch → sample → emit
  *   flush    records → slots, bells
  *   wait     sleep on the doorbell when there is nothing to do
@@ -12,6 +13,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/engine.h"
+#include "engine/intake_thread.h"
 #include "engine/port.h"
 #include "engine/tally.h"
 
@@ -30,9 +32,12 @@ loop_serve(const engine_conf_t *conf)
         return EXIT_NO_RESPAWN;
     }
 
-    if (engine_open(conf, &engine, &err) != LLM_OK) {
+    if (engine_open(conf, &engine, &err) != LLM_OK
+        || intake_thread_start(engine, port_fd_wake, &err) != LLM_OK)
+    {
         log_write(LOG_EMERG, "llm_engine \"%s\": %s", conf->name, err.text);
         port_failed(&port, err.text);
+        engine_close(engine);
         port_detach(&port);
         return EXIT_NO_RESPAWN;
     }

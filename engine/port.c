@@ -113,16 +113,21 @@ port_failed(port_t *port, const char *reason)
 
 
 static void
-log_token(engine_t *engine, request_t *req, int32_t token)
+log_tokens(engine_t *engine, request_t *req, const int32_t *tokens, int n)
 {
     const port_t *port = engine->port;
     llm_slot_t *slot = slot_of(port, req);
-    const uint32_t n =
+    int32_t *ids = llm_shm_log(&port->shm, req->from.worker, req->from.slot);
+    const uint32_t have =
         atomic_load_explicit(&slot->log_len, memory_order_relaxed);
+    const uint32_t cap = port->shm.geo.log_tokens;
+    const uint32_t room = have < cap ? cap - have : 0;
+    const uint32_t more = (uint32_t) n < room ? (uint32_t) n : room;
 
-    if (n < port->shm.geo.log_tokens) {
-        llm_shm_log(&port->shm, req->from.worker, req->from.slot)[n] = token;
-        atomic_store_explicit(&slot->log_len, n + 1, memory_order_release);
+    if (more > 0) {
+        memcpy(ids + have, tokens, more * sizeof(int32_t));
+        atomic_store_explicit(&slot->log_len, have + more,
+                              memory_order_release);
     }
 }
 
@@ -148,7 +153,7 @@ port_ready(port_t *port, engine_t *engine)
     card->max_num_seqs = (uint32_t) engine->conf.max_num_seqs;
 
     engine->port = port;
-    engine->on_token = log_token;
+    engine->on_tokens = log_tokens;
     llm_stats_set(&port->shm.stats->pages_total, (uint64_t) engine->kv.n_pages);
     engine->stats = port->shm.stats;
 
@@ -354,6 +359,9 @@ port_intake(port_t *port, engine_t *engine)
 {
     uint32_t op, slot;
 
+    /* they came before what is in the rings */
+    intake_collect(engine);
+
     for (uint32_t w = 0; w < (uint32_t) port->n_workers; w++) {
         int rc = LLM_RING_OK;
 
@@ -401,7 +409,10 @@ port_flush(port_t *port, engine_t *engine)
         used++;
         parked += req->seq.parked;
 
-        if (req->queued && req->seq.state == SEQ_WAITING) {
+        if (req->preparer != NULL && !req->textual) {
+            deferred++;
+
+        } else if (req->queued && req->seq.state == SEQ_WAITING) {
             const bool defers = req->seq.parked || req->seq.waits_for > 0;
 
             capacity += !defers;

@@ -33,7 +33,8 @@ void port_ready(port_t *port, engine_t *engine);
 /* The engine could not start: leaves the reason for /health and errors. */
 void port_failed(port_t *port, const char *reason);
 
-/* Takes submissions, cancellations and room notices. */
+/* Takes submissions, cancellations and room notices, and what the intake
+ * thread has prepared. */
 void port_intake(port_t *port, engine_t *engine);
 
 /* Moves records into the slots, frees finished requests, rings the bells. */

@@ -89,6 +89,17 @@ port_fd_ring(int worker)
 
 
 void
+port_fd_wake(void)
+{
+    const uint64_t one = 1;
+
+    if (write(PORT_FD_DOORBELL, &one, sizeof(one)) == -1) {
+        /* as above */
+    }
+}
+
+
+void
 port_fd_ring_all(int n_workers)
 {
     for (int w = 0; w < n_workers; w++) {

@@ -12,7 +12,8 @@
 
 enum {
     PORT_FD_SEGMENT = 3,
-    PORT_FD_DOORBELL = 4, /* eventfd, rung by workers when the engine sleeps */
+    PORT_FD_DOORBELL = 4, /* eventfd, rung by workers when the engine sleeps,
+                             and by the intake thread */
     PORT_FD_LIFELINE = 5, /* pipe: end of file when all of nginx is gone */
     PORT_FD_CHANNEL = 6,  /* nginx's channel: quit, terminate, reopen */
     PORT_FD_BELLS = 7,    /* one eventfd a worker index */
@@ -32,6 +33,9 @@ int port_fd_open(port_fd_t *fds, int n_workers, llm_err_t *err);
 
 /* Waits until one of them stirs, timeout_ms at most, and hears it. */
 void port_fd_poll(port_fd_t *fds, int timeout_ms);
+
+/* Rings the engine's own doorbell, from another thread of it. */
+void port_fd_wake(void);
 
 void port_fd_ring(int worker);
 void port_fd_ring_all(int n_workers);

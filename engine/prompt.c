@@ -1,8 +1,8 @@
 /*
- * The prompt of a request as token ids, in engine->ids.
+ * The prompt of a request as token ids.
  *
  * Messages go through the chat template, which marks what is its own text:
- * only there do special tokens count.  Called by intake.c.
+ * only there do special tokens count.  Called by prepare.c.
  */
 
 #include "engine/prompt.h"
@@ -76,9 +76,10 @@ parse_arguments(cJSON *messages)
 }
 
 
-/* Chat: messages → text with trust marks, in engine->prompt. */
+/* Chat: messages → text with trust marks. */
 static int
-render_chat(engine_t *engine, const request_t *req, llm_err_t *err)
+render_chat(const engine_t *engine, chat_output_t *out, const request_t *req,
+            llm_err_t *err)
 {
     cJSON *messages = NULL, *tools = NULL, *kwargs = NULL;
     const uint32_t flags = req->msg->flags;
@@ -112,9 +113,9 @@ render_chat(engine_t *engine, const request_t *req, llm_err_t *err)
             .eos_token = engine->eos_text,
         };
 
-        buf_clear(&engine->prompt.text);
-        buf_clear(&engine->prompt.trusted);
-        rc = chat_template_render(engine->tmpl, &in, &engine->prompt, err);
+        buf_clear(&out->text);
+        buf_clear(&out->trusted);
+        rc = chat_template_render(engine->tmpl, &in, out, err);
     }
 
     cJSON_Delete(messages);
@@ -126,8 +127,8 @@ render_chat(engine_t *engine, const request_t *req, llm_err_t *err)
 
 
 int
-prompt_encode(engine_t *engine, const request_t *req, int max_ids,
-              llm_err_t *err)
+prompt_encode(const engine_t *engine, prompt_t *prompt, const request_t *req,
+              int max_ids, llm_err_t *err)
 {
     const uint32_t flags = req->msg->flags;
     const bool chat = req->msg->kind == LLM_REQ_CHAT
@@ -141,15 +142,15 @@ prompt_encode(engine_t *engine, const request_t *req, int max_ids,
     int how = (flags & LLM_F_ADD_SPECIAL) ? TOK_ADD_SPECIAL : 0;
 
     if (chat) {
-        rc = render_chat(engine, req, err);
+        rc = render_chat(engine, &prompt->text, req, err);
 
         if (rc != LLM_OK) {
             return rc;
         }
 
-        text = engine->prompt.text.data;
-        len = engine->prompt.text.len;
-        trusted = (const uint8_t *) engine->prompt.trusted.data;
+        text = prompt->text.text.data;
+        len = prompt->text.text.len;
+        trusted = (const uint8_t *) prompt->text.trusted.data;
         how |= TOK_PARSE_SPECIAL;
     } else {
         text = request_section(req, LLM_SEC_PROMPT, &n);
@@ -158,18 +159,19 @@ prompt_encode(engine_t *engine, const request_t *req, int max_ids,
     }
 
     return tok_encode(engine->tok, len > 0 ? text : "", len, trusted, how,
-                      max_ids, &engine->ids, err);
+                      max_ids, &prompt->ids, err);
 }
 
 
 int
-prompt_copy(engine_t *engine, const request_t *req, int max_ids, llm_err_t *err)
+prompt_copy(const engine_t *engine, prompt_t *prompt, const request_t *req,
+            int max_ids, llm_err_t *err)
 {
     uint32_t len;
     const int32_t *ids = request_section(req, LLM_SEC_PROMPT, &len);
     const int n = (int) (len / sizeof(int32_t));
     const int n_vocab = tok_n_vocab(engine->tok);
-    tok_ids_t *out = &engine->ids;
+    tok_ids_t *out = &prompt->ids;
 
     for (int i = 0; i < n; i++) {
         if (ids[i] < 0 || ids[i] >= n_vocab) {

@@ -12,6 +12,7 @@
 #include "engine/base/arena.h"
 #include "engine/base/buf.h"
 #include "engine/base/list.h"
+#include "engine/base/status.h"
 #include "engine/ipc/msg.h"
 #include "engine/sample/sampler.h"
 #include "engine/sched/seq.h"
@@ -39,8 +40,13 @@ struct request_s {
 
     request_origin_t from;
 
+    struct intake_thread_s *preparer; /* the thread that has it, or NULL */
+    list_t turn;                      /* in one of that thread's lines */
+    llm_err_t err;                    /* what prepare.c found wrong */
+
     seq_t seq;
     bool queued;  /* seq is with the scheduler */
+    bool fresh;   /* counted in n_fresh */
     bool textual; /* for the tokenizer alone: not counted */
     int max_tokens;
     int n_output;

@@ -92,6 +92,7 @@ runner_step(engine_t *engine, const plan_t *plan)
 
         if (req->scheduled_ns == 0) {
             req->scheduled_ns = now;
+            req->fresh = false;
             engine->n_fresh--;
         }
     }

@@ -79,7 +79,8 @@ tally_step(engine_t *engine, const plan_t *plan)
     }
 
     llm_stats_set(&stats->running, (uint64_t) sched_running(engine->sched));
-    llm_stats_set(&stats->waiting, (uint64_t) sched_waiting(engine->sched));
+    llm_stats_set(&stats->waiting, (uint64_t) (sched_waiting(engine->sched)
+                                               + engine->n_preparing));
     llm_stats_set(&stats->preemptions, sched_preemptions(engine->sched));
     llm_stats_set(&stats->prefix_queries, hits->queries);
     llm_stats_set(&stats->prefix_hits, hits->hits);

@@ -92,6 +92,7 @@ if [ "$what" = check ]; then
     build CC=clang-14 BUILD=build-fuzz SAN=fuzzer-no-link,address,undefined \
         fuzz
     tests+=(build-address,undefined/t/unit/*_test build-thread/t/unit/ipc*_test
+            build-thread/t/unit/engine_thread*_test
             build-thread/t/ops/pool_test)
 fi
 

@@ -15,12 +15,15 @@ static int n_log;
 
 
 static void
-on_token(engine_t *e, request_t *req, int32_t token)
+on_tokens(engine_t *e, request_t *req, const int32_t *tokens, int n)
 {
     (void) e;
     (void) req;
-    assert_true(n_log < LOG_CAP);
-    token_log[n_log++] = token;
+    assert_true(n <= LOG_CAP - n_log);
+
+    for (int i = 0; i < n; i++) {
+        token_log[n_log++] = tokens[i];
+    }
 }
 
 
@@ -31,7 +34,7 @@ setup(void **state)
 
     if (engine == NULL) {
         engine = tiny_engine(NULL);
-        engine->on_token = on_token;
+        engine->on_tokens = on_tokens;
     }
 
     reply_fini(&reply);
@@ -289,7 +292,7 @@ test_default_bos(void **state)
 
         tiny_pre = pres[i];
         engine = tiny_engine(NULL);
-        engine->on_token = on_token;
+        engine->on_tokens = on_tokens;
         n_log = 0;
         end(ask_text(engine, &a, "q"));
         assert_int_equal(n_log, 1 + i);

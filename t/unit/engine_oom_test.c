@@ -138,9 +138,9 @@ live(const life_t *life, long n, bool drain, reply_t *reply)
     failed = false;
 
     /* scratch that lasts begins anew, so that it allocates too */
-    tok_ids_fini(&engine->ids);
-    buf_fini(&engine->prompt.text);
-    buf_fini(&engine->prompt.trusted);
+    tok_ids_fini(&engine->prompt.ids);
+    buf_fini(&engine->prompt.text.text);
+    buf_fini(&engine->prompt.text.trusted);
 
     request_t *req = send(life);
 

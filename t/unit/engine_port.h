@@ -141,7 +141,7 @@ teardown(void **state)
 
     assert_int_equal(pages_used(engine), 0);
     engine->stats = &engine->own_stats;
-    engine->on_token = NULL;
+    engine->on_tokens = NULL;
     port_detach(&port);
     llm_shm_detach(&shm);
     close(fd);

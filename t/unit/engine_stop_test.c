@@ -100,12 +100,12 @@ test_stop_storm(void **state)
     (void) state;
 
     for (int i = 2; i < 5; i++) {
-        engine->ids.n = 0;
+        engine->prompt.ids.n = 0;
         assert_int_equal(tok_encode(engine->tok, said[i], strlen(said[i]), NULL,
-                                    0, 8, &engine->ids, NULL),
+                                    0, 8, &engine->prompt.ids, NULL),
                          LLM_OK);
-        assert_int_equal(engine->ids.n, 1);
-        ids[i] = engine->ids.ids[0];
+        assert_int_equal(engine->prompt.ids.n, 1);
+        ids[i] = engine->prompt.ids.ids[0];
     }
 
     for (int round = 0; round < 3000; round++) {
