@@ -196,7 +196,7 @@ async def measure_cost(setup, server):
     n, clients = setup.scaled(16, 8, 4), 8
     lengths = [(setup.scaled(256, 64), 16)] * n
     speeds = {"on": [], "off": []}
-    for i in range(-1, setup.scaled(9, 3, 1)):
+    for i in range(-1, setup.scaled(15, 3, 1)):
         if i >= 0:
             setup.say(f"(b) cost at zero hits, pair {i + 1}")
         requests = random_requests(
