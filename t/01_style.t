@@ -345,4 +345,7 @@ SKIP: {
     is($?, 0, 'clang-format') or diag "not formatted: @bad";
 }
 
+# prove executes them
+ok -x $_, "$_ is a program" for glob "t/*.t";
+
 done_testing();
