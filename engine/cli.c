@@ -362,6 +362,15 @@ cli_text(const cli_t *cli, size_t *len)
 
 
 int
+cli_complain(const char *name, const char *value, const char *use)
+{
+    fprintf(stderr, "llm-engine: --%s %s: use %s\n", name, value, use);
+
+    return LLM_BADREQ;
+}
+
+
+int
 cli_encode(cli_t *cli, int flags, tok_ids_t *ids)
 {
     llm_err_t err;

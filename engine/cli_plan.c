@@ -16,6 +16,7 @@
 #include <strings.h>
 
 #include "engine/budget.h"
+#include "engine/cli_tool.h"
 #include "engine/conf.h"
 #include "engine/kv/memory.h"
 #include "engine/kv/store.h"
@@ -49,22 +50,13 @@ typedef struct {
 
 
 static int
-complain(const char *name, const char *value, const char *use)
-{
-    fprintf(stderr, "llm-engine: --%s %s: use %s\n", name, value, use);
-
-    return LLM_BADREQ;
-}
-
-
-static int
 parse_int(const char *name, const char *value, int *out)
 {
     char *end;
     const long n = strtol(value, &end, 10);
 
     if (end == value || *end != '\0' || n < 1 || n > LEN_MAX) {
-        return complain(name, value, "a number from 1 to 16777216");
+        return cli_complain(name, value, "a number from 1 to 16777216");
     }
 
     *out = (int) n;
@@ -81,7 +73,7 @@ parse_real(const char *name, const char *value, double *out)
     *out = strtod(value, &end);
 
     if (end == value || *end != '\0' || !isfinite(*out) || *out <= 0) {
-        return complain(name, value, "a number above 0");
+        return cli_complain(name, value, "a number above 0");
     }
 
     return LLM_OK;
@@ -116,7 +108,7 @@ parse_bytes(const char *name, const char *value, size_t *out)
         }
     }
 
-    return complain(name, value, "a size such as 40G (GiB) or 40GB");
+    return cli_complain(name, value, "a size such as 40G (GiB) or 40GB");
 }
 
 
@@ -132,9 +124,10 @@ parse_dtype(const char *name, const char *value, int *out)
         }
     }
 
-    return complain(name, value,
-                    "f32, f16, bf16, q8_0, q6_k, q5_k, q5_1, q5_0, q4_k, q4_1 "
-                    "or q4_0");
+    return cli_complain(
+        name, value,
+        "f32, f16, bf16, q8_0, q6_k, q5_k, q5_1, q5_0, q4_k, q4_1 "
+        "or q4_0");
 }
 
 
@@ -149,7 +142,7 @@ parse_kv_dtype(const char *name, const char *value, int *out)
         *out = OP_Q8_0;
 
     } else {
-        return complain(name, value, "f16 or q8_0");
+        return cli_complain(name, value, "f16 or q8_0");
     }
 
     return LLM_OK;
@@ -201,7 +194,7 @@ parse_option(plan_args_t *args, const char *name, const char *value)
         return parse_kv_dtype(name, value, &args->kv_dtype);
     }
 
-    return complain(name, value, "an option that plan has (see --help)");
+    return cli_complain(name, value, "an option that plan has (see --help)");
 }
 
 

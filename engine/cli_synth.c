@@ -18,6 +18,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "engine/cli_tool.h"
 #include "engine/model/gguf_write.h"
 #include "engine/sizing.h"
 #include "engine/synth_vocab.h"
@@ -62,15 +63,6 @@ typedef struct {
 /* --- options --- */
 
 static int
-complain(const char *name, const char *value, const char *use)
-{
-    fprintf(stderr, "llm-engine: --%s %s: use %s\n", name, value, use);
-
-    return LLM_BADREQ;
-}
-
-
-static int
 parse_number(const char *name, const char *value, uint64_t max, uint64_t *out)
 {
     char use[64];
@@ -84,7 +76,7 @@ parse_number(const char *name, const char *value, uint64_t max, uint64_t *out)
     {
         snprintf(use, sizeof(use), "a number from 0 to %llu",
                  (unsigned long long) max);
-        return complain(name, value, use);
+        return cli_complain(name, value, use);
     }
 
     return LLM_OK;
@@ -129,7 +121,7 @@ parse_option(synth_args_t *args, const char *name, const char *value)
         return rc;
     }
 
-    return complain(name, value, "an option that synth has (see --help)");
+    return cli_complain(name, value, "an option that synth has (see --help)");
 }
 
 
@@ -182,8 +174,8 @@ choose_type(synth_args_t *args)
         }
     }
 
-    return complain("type", args->type,
-                    "f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0");
+    return cli_complain("type", args->type,
+                        "f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0");
 }
 
 

@@ -41,6 +41,9 @@ bool cli_record(request_t *req, llm_record_t *record);
 /* The ids of --prompt or of --file; the caller frees. */
 int cli_encode(cli_t *cli, int flags, tok_ids_t *ids);
 
+/* Says that an option's value is wrong and what to use; LLM_BADREQ. */
+int cli_complain(const char *name, const char *value, const char *use);
+
 /* The commands; they return the exit status. */
 int cli_perplexity(cli_t *cli);
 int cli_bench(cli_t *cli);

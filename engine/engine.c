@@ -312,13 +312,13 @@ engine_step(engine_t *engine)
     tally_phase(engine, LLM_PHASE_SCHEDULE, &since);
 
     if (plan->n_rows > 0) {
-        const uint64_t run = clock_now_ns();
+        const uint64_t run = since;
 
         runner_step(engine, plan);
-        cost_observe(&engine->cost, plan_cost(plan), clock_now_ns() - run);
+        since = clock_now_ns();
+        cost_observe(&engine->cost, plan_cost(plan), since - run);
     }
 
-    since = clock_now_ns();
     rate_step(&engine->rate, start, fresh - engine->n_fresh, engine->n_fresh);
     tally_step(engine, plan);
     tally_phase(engine, LLM_PHASE_EMIT, &since);

@@ -98,6 +98,7 @@ runner_step(engine_t *engine, const plan_t *plan)
     }
 
     batch_build(batch, plan);
+
     /* Forks first, in the plan's order: the last step's rows are all there,
      * and no row of this step is yet.  A source whose sequence lost its pages
      * to somebody in this same plan is intact, too: its page can only be

@@ -572,28 +572,10 @@ test_page_bytes(void **unused)
 }
 
 
-static int
-use_q8_0(void **unused)
-{
-    (void) unused;
-    world_dtype = OP_Q8_0;
-    return 0;
-}
-
-
-static int
-use_f16(void **unused)
-{
-    (void) unused;
-    world_dtype = OP_F16;
-    return 0;
-}
-
-
-#define BOTH(test)                                \
-    { #test, test, use_f16, NULL, NULL },         \
-    {                                             \
-#test "_q8_0", test, use_q8_0, NULL, NULL \
+#define BOTH(test)                                      \
+    { #test, test, world_use_f16, NULL, NULL },         \
+    {                                                   \
+#test "_q8_0", test, world_use_q8_0, NULL, NULL \
     }
 
 

@@ -251,32 +251,14 @@ test_forks(void **unused)
 }
 
 
-static int
-use_q8_0(void **unused)
-{
-    (void) unused;
-    world_dtype = OP_Q8_0;
-    return 0;
-}
-
-
-static int
-use_f16(void **unused)
-{
-    (void) unused;
-    world_dtype = OP_F16;
-    return 0;
-}
-
-
 int
 main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_lists, use_f16),
-        { "test_lists_q8_0", test_lists, use_q8_0, NULL, NULL },
-        cmocka_unit_test_setup(test_forks, use_f16),
-        { "test_forks_q8_0", test_forks, use_q8_0, NULL, NULL },
+        cmocka_unit_test_setup(test_lists, world_use_f16),
+        { "test_lists_q8_0", test_lists, world_use_q8_0, NULL, NULL },
+        cmocka_unit_test_setup(test_forks, world_use_f16),
+        { "test_forks_q8_0", test_forks, world_use_q8_0, NULL, NULL },
     };
 
     world_start();

@@ -364,3 +364,21 @@ world_fill(world_t *w, int len)
     free(pos);
     free(qkv);
 }
+
+
+int
+world_use_q8_0(void **unused)
+{
+    (void) unused;
+    world_dtype = OP_Q8_0;
+    return 0;
+}
+
+
+int
+world_use_f16(void **unused)
+{
+    (void) unused;
+    world_dtype = OP_F16;
+    return 0;
+}

@@ -27,6 +27,10 @@ typedef struct {
 /* What K and V of the worlds to be opened are stored as. */
 extern op_dtype_t world_dtype;
 
+/* Setups of tests: the type of K and V from here on. */
+int world_use_q8_0(void **unused);
+int world_use_f16(void **unused);
+
 /* A backend with a poisoned page pool and what its sequences answered. */
 typedef struct {
     const op_table_t *ops;
