@@ -477,20 +477,16 @@ int
 sched_unused_slots(const sched_t *sched)
 {
     const list_t *head = &sched->running;
-    double unused = 0;
+    int unused = 0;
 
+    /* only full pages are shared, so none counts twice */
     for (const list_t *l = head->next; l != head; l = l->next) {
         const seq_t *seq = sched_seq(l);
-        const kv_table_t *table = &seq->table;
 
-        /* only a last page can be shared before it is full */
-        if (table->n > 0) {
-            unused += (double) (table->n * KV_PAGE - seq->computed)
-                      / kv_pool_refs(sched->pool, table->pages[table->n - 1]);
-        }
+        unused += seq->table.n * KV_PAGE - seq->computed;
     }
 
-    return (int) (unused + 0.5);
+    return unused;
 }
 
 
