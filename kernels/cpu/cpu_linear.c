@@ -57,7 +57,12 @@ typedef struct {
     int n_threads;
     act_buffer_t shared;
     act_buffer_t *own; /* [n_threads] */
-    float *left;       /* [n_threads][max_in]: a row's rest, for OP_FINE */
+
+    /* for OP_FINE, of each thread: a row's rest, and which blocks of a tile
+     * have none (cpu_act_t) */
+    float *left;
+    uint8_t *empty;
+    size_t empty_bytes; /* of one thread */
 } linear_t;
 
 struct op_weight_s {
@@ -111,6 +116,8 @@ act_buffers_free(op_dev_t *dev, linear_t *lin)
     lin->own = NULL;
     free(lin->left);
     lin->left = NULL;
+    free(lin->empty);
+    lin->empty = NULL;
 }
 
 
@@ -133,8 +140,10 @@ cpu_linear_prepare(op_dev_t *dev, const op_limits_t *limits)
     lin->own = calloc((size_t) lin->n_threads, sizeof(act_buffer_t));
     lin->left = calloc((size_t) lin->n_threads * blocks, 32 * sizeof(float));
     rows = (rows + CPU_TILE - 1) / CPU_TILE * CPU_TILE;
+    lin->empty_bytes = rows / CPU_TILE * blocks;
+    lin->empty = calloc((size_t) lin->n_threads, lin->empty_bytes);
 
-    if (lin->own == NULL || lin->left == NULL
+    if (lin->own == NULL || lin->left == NULL || lin->empty == NULL
         || act_buffer_create(dev, &lin->shared, rows * blocks) != 0)
     {
         return -1;
@@ -539,6 +548,7 @@ act_bind(cpu_act_t *act, const act_buffer_t *buffer, int rows, int n_in)
     float *p = (float *) (buffer->base + 32 * buffer->entries);
 
     act->n_blocks = n_in / 32;
+    act->empty = NULL;
     act->tile = rows < CPU_TILE ? rows : CPU_TILE;
     act->q = (int8_t *) buffer->base;
     act->d = p;
@@ -548,19 +558,55 @@ act_bind(cpu_act_t *act, const act_buffer_t *buffer, int rows, int n_in)
 }
 
 
-/* What the quantised row is short of x. */
+/* What the quantised row is short of x, in the blocks of large scale; 0 in
+ * the others. */
 static void
 left_over(const cpu_act_t *act, int row, const float *x, float *left)
 {
     const size_t at = cpu_act_at(act, row);
+    float top = 0.0f;
+
+    for (int b = 0; b < act->n_blocks; b++) {
+        const float d = act->d[at + (size_t) b * (size_t) act->tile];
+
+        top = d > top ? d : top;
+    }
 
     for (int b = 0; b < act->n_blocks; b++) {
         const size_t entry = at + (size_t) b * (size_t) act->tile;
         const int8_t *q = act->q + entry * 32;
         const float d = act->d[entry];
 
+        if (d < OP_FINE_SCALE * top) {
+            memset(left + b * 32, 0, 32 * sizeof(float));
+            continue;
+        }
+
         for (int i = 0; i < 32; i++) {
             left[b * 32 + i] = x[b * 32 + i] - d * (float) q[i];
+        }
+    }
+}
+
+
+/* Blocks that are 0 in all rows of a tile, of which OP_FINE leaves many. */
+static void
+find_empty(cpu_act_t *act, int rows, uint8_t *empty)
+{
+    act->empty = empty;
+
+    for (int row = 0; row < rows; row += CPU_TILE) {
+        const float *d = act->d + cpu_act_at(act, row);
+        const int n = rows - row < act->tile ? rows - row : act->tile;
+
+        for (int b = 0; b < act->n_blocks; b++, d += act->tile) {
+            int any = 0;
+
+            for (int r = 0; r < n; r++) {
+                any |= d[r] != 0.0f; /* NaN too */
+            }
+
+            *empty++ = !any;
         }
     }
 }
@@ -611,6 +657,11 @@ linear_run(void *arg, int thread, int n_threads)
 
         act_bind(&act, &job->lin->own[thread], job->rows, w->n_in);
         quantise_rows(job, &act, thread, span);
+    }
+
+    if (job->left) {
+        find_empty(&act, job->rows,
+                   job->lin->empty + (size_t) thread * job->lin->empty_bytes);
     }
 
     chunk = chunk < CPU_TILE ? CPU_TILE : chunk;

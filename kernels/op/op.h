@@ -109,6 +109,9 @@ enum {
 /* Modes of linear(); OP_FINE may be added to either. */
 enum { OP_SET = 0, OP_ADD = 1, OP_FINE = 2 };
 
+/* OP_FINE: of a row's largest scale, from where on a block is done finely. */
+#define OP_FINE_SCALE 0.2f
+
 typedef struct {
     const char *name;
 
@@ -173,7 +176,9 @@ typedef struct {
      * min = fmaf(m_w, d_x * sum(q), min); y = acc + min (cpu_study.md §2).
      * OP_FINE: what quantising x left over, r = x − d_x * q (a product and a
      * difference, each rounded), is quantised by the same rule, and its
-     * product is added as by OP_ADD.  For inputs with large outliers.
+     * product is added as by OP_ADD.  For inputs with large outliers: it is
+     * done in the row's blocks of d_x ≥ OP_FINE_SCALE * its largest d_x, and
+     * r is 0 in the others, whose rounding is small beside theirs.
      * F32, F16, BF16 W: acc = fmaf(w, x, acc), inputs ascending.
      * ref computes in double over dequantised weights and unquantised x: the
      * relative RMS error of a row against it is ≤ 1.5e-2 for quantised
