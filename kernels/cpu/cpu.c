@@ -124,6 +124,7 @@ cpu_close(op_dev_t *dev)
 
     cpu_pool_destroy(dev->pool);
     cpu_linear_fini(dev);
+    cpu_weight_fini(dev);
     cpu_attn_fini(dev);
     free(dev);
 }
