@@ -31,7 +31,9 @@ open_device(engine_t *engine, llm_err_t *err)
 {
     op_err_t op_err = { .text = "" };
     const op_open_t how = { .threads = engine->conf.threads,
-                            .isa = engine->conf.isa };
+                            .isa = engine->conf.isa,
+                            .reserved = engine->conf.reserved_cpus,
+                            .pinned = engine->conf.cpu_affinity };
 
     engine->ops = backend_find(engine->conf.device);
 

@@ -17,6 +17,7 @@
 #ifndef KERNELS_OP_OP_H
 #define KERNELS_OP_OP_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -40,8 +41,11 @@ typedef struct {
 } op_bytes_t;
 
 typedef struct {
-    int threads;     /* 0: as many as the process may use */
+    int threads;     /* 0: as many as the process may use, less reserved */
     const char *isa; /* NULL: the best; else "baseline", "avx2", "avx512" */
+    int reserved;    /* CPUs that are left to others */
+    bool pinned;     /* a CPU for each thread, where all but those reserved
+                        are ours */
 } op_open_t;
 
 /* Upper bounds of all later calls; fixes the scratch. */
