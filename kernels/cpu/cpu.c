@@ -203,6 +203,20 @@ cpu_describe(op_dev_t *dev)
 
 
 static int
+cpu_threads(const op_dev_t *dev)
+{
+    return cpu_pool_threads(dev->pool);
+}
+
+
+static void
+cpu_parallel(op_dev_t *dev, op_share_fn fn, void *arg)
+{
+    cpu_pool_run(dev->pool, fn, arg);
+}
+
+
+static int
 check_limits(const op_limits_t *limits, op_err_t *err)
 {
     if (limits->max_rows < 1 || limits->max_seqs < 1 || limits->max_len < 1
@@ -323,6 +337,8 @@ const op_table_t cpu_ops = {
     .prepare = cpu_prepare,
     .alloc = cpu_alloc,
     .free = cpu_free,
+    .threads = cpu_threads,
+    .parallel = cpu_parallel,
     .weight = cpu_weight,
     .weight_free = cpu_weight_free,
     .weight_bytes = cpu_weight_bytes,
