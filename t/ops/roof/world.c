@@ -165,9 +165,10 @@ world_file(world_t *world, const char *path)
 static void
 add_extent(matrix_t *matrix, const uint8_t *data, size_t bytes)
 {
-    extent_t *last = &matrix->extents[matrix->n_extents - 1];
+    const int n = matrix->n_extents;
+    extent_t *last = n > 0 ? &matrix->extents[n - 1] : NULL;
 
-    if (matrix->n_extents > 0 && last->data + last->bytes == data) {
+    if (last != NULL && last->data + last->bytes == data) {
         last->bytes += bytes;
         return;
     }
