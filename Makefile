@@ -29,7 +29,7 @@ objs = $(patsubst %.c,$(BUILD)/%.o,$(1))
 folder = $(call objs,$(foreach d,$(1),$(wildcard $(d)/*.c)))
 
 .PHONY: all module engine run test check lint bench bench-article bench-peer \
-        install clean units ops tools fuzz
+        bench-roofline install clean units ops tools fuzz
 .SECONDARY:
 
 all: engine module
@@ -42,7 +42,7 @@ module:
 run:
 	bash conf/run.sh
 
-test check lint bench bench-article bench-peer:
+test check lint bench bench-article bench-peer bench-roofline:
 	bash t/run.sh $@
 
 install: all
@@ -122,6 +122,9 @@ $(BUILD)/t/unit/%_test: $(BUILD)/t/unit/%_test.o \
 $(filter %_test,$(OPS)): $(BUILD)/t/ops/%_test: $(BUILD)/t/ops/%_test.o \
         $$(call folder,$(LINK_op)) $$(call folder,t/ops/lib)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS) -lcmocka
+
+# it reads the shapes of a model's file
+$(BUILD)/t/ops/roofline: $(call folder,t/ops/roof engine/model engine/base)
 
 $(BUILD)/t/ops/%: $(BUILD)/t/ops/%.o $$(call folder,$(LINK_op))
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)

@@ -61,6 +61,8 @@ static const conf_row_t conf_rows[] = {
     { "kv_cache_memory", CONF_SIZE, AT(kv_cache_memory), 1, 0, false },
     { "kv_cache_dtype", CONF_DTYPE, AT(kv_cache_dtype), 0, 0, false },
     { "threads", CONF_INT, AT(threads), 1, 256, true },
+    { "reserved_cpus", CONF_INT, AT(reserved_cpus), 0, 255, false },
+    { "cpu_affinity", CONF_FLAG, AT(cpu_affinity), 0, 0, false },
     { "workers", CONF_INT, AT(workers), 1, 256, false },
 };
 

@@ -35,8 +35,10 @@ typedef struct {
     bool kv_cache_prefault;        /* touch the cache at start */
     int kv_cache_dtype;            /* an op_dtype_t: OP_F16 or OP_Q8_0 */
     int threads;                   /* 0: auto */
-    int workers;                   /* worker indexes of the segment */
-    double output_ratio;           /* sched_conf_t's; for tests, no setting */
+    int reserved_cpus;             /* not counted by threads auto */
+    bool cpu_affinity;
+    int workers;         /* worker indexes of the segment */
+    double output_ratio; /* sched_conf_t's; for tests, no setting */
 } engine_conf_t;
 
 

@@ -25,6 +25,8 @@
 #include "engine/sched/sched.h"
 #include "engine/text/tokenizer.h"
 
+enum { ENGINE_SAMPLERS_MAX = 8 };
+
 typedef struct engine_s engine_t;
 
 /* Scratch of whoever prepares a request: one at a time does. */
@@ -54,7 +56,8 @@ struct engine_s {
     sched_t *sched;
     cost_t cost; /* of a step, learned */
     batch_t batch;
-    samp_t *samp;
+    int n_samplers; /* threads that draw at once: ≤ the backend's */
+    samp_t *samplers[ENGINE_SAMPLERS_MAX];
     samp_result_t *results; /* [max_out] */
 
     list_t requests;

@@ -4,9 +4,10 @@
  * scored.
  *
  * All rows of a block of logits are drawn before the first of them is emitted,
- * so that a few looks at the clock tell the two apart.  No row depends on what
- * another one of its block emits: a sequence has one row that samples, and
- * scores depend on the prompt alone.
+ * so that the backend's threads can share them, and a few looks at the clock
+ * tell the two apart.  No row depends on what another one of its block emits:
+ * a sequence has one row that samples, and scores depend on the prompt alone.
+ * A draw reads the engine's state and writes its row and its result only.
  */
 
 #include "engine/runner.h"
@@ -16,21 +17,56 @@
 #include "engine/tally.h"
 
 
+typedef struct {
+    const engine_t *engine;
+    const batch_out_t *outs;
+    float *logits;
+    int n;
+} draw_job_t;
+
+
 static void
-draw_row(engine_t *engine, const batch_out_t *out, float *logits,
+draw_row(samp_t *samp, const batch_out_t *out, float *logits,
          samp_result_t *result)
 {
     const request_t *req = out->seq->owner;
 
     if (!out->sample) {
-        samp_score(engine->samp, logits, req->seq.tokens[out->position + 1],
+        samp_score(samp, logits, req->seq.tokens[out->position + 1],
                    req->samp.top_logprobs, result);
         return;
     }
 
     if (req->max_tokens > 0) {
-        samp_sample(engine->samp, &req->samp, req->samp_state, logits,
-                    req->n_output, (uint64_t) req->seq.n_tokens, result);
+        samp_sample(samp, &req->samp, req->samp_state, logits, req->n_output,
+                    (uint64_t) req->seq.n_tokens, result);
+    }
+}
+
+
+/* Rows in turn: neighbours often want the same kind of work. */
+static void
+draw_share(void *arg, int share, int n_shares)
+{
+    const draw_job_t *job = arg;
+    const engine_t *engine = job->engine;
+    const size_t n_vocab = (size_t) model_config(engine->model)->n_vocab;
+    const int n = n_shares < engine->n_samplers ? n_shares : engine->n_samplers;
+
+    for (int i = share; share < n && i < job->n; i += n) {
+        draw_row(engine->samplers[share], &job->outs[i],
+                 job->logits + (size_t) i * n_vocab, &engine->results[i]);
+    }
+}
+
+
+static void
+draw_rows(engine_t *engine, draw_job_t *job)
+{
+    if (job->n > 1 && engine->n_samplers > 1) {
+        engine->ops->parallel(engine->dev, draw_share, job);
+    } else {
+        draw_share(job, 0, 1);
     }
 }
 
@@ -58,21 +94,17 @@ emit_row(engine_t *engine, const batch_out_t *out, const samp_result_t *result)
 static void
 run_block(engine_t *engine, int first, int n, uint64_t *since)
 {
-    const size_t n_vocab = (size_t) model_config(engine->model)->n_vocab;
-    const batch_out_t *outs = &engine->batch.outs[first];
-    float *logits = model_logits(engine->model, first, n);
+    draw_job_t job = { .engine = engine,
+                       .outs = &engine->batch.outs[first],
+                       .logits = model_logits(engine->model, first, n),
+                       .n = n };
 
     tally_phase(engine, LLM_PHASE_FORWARD, since);
-
-    for (int i = 0; i < n; i++) {
-        draw_row(engine, &outs[i], logits + (size_t) i * n_vocab,
-                 &engine->results[i]);
-    }
-
+    draw_rows(engine, &job);
     tally_phase(engine, LLM_PHASE_SAMPLE, since);
 
     for (int i = 0; i < n; i++) {
-        emit_row(engine, &outs[i], &engine->results[i]);
+        emit_row(engine, &job.outs[i], &engine->results[i]);
     }
 
     tally_phase(engine, LLM_PHASE_EMIT, since);

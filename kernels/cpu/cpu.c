@@ -130,6 +130,19 @@ cpu_close(op_dev_t *dev)
 }
 
 
+static int
+threads_of(const op_open_t *params)
+{
+    if (params->threads > 0) {
+        return params->threads;
+    }
+
+    const int n = cpu_pool_online() - params->reserved;
+
+    return n > 1 ? n : 1;
+}
+
+
 static op_dev_t *
 cpu_open(const op_open_t *params, op_err_t *err)
 {
@@ -137,6 +150,12 @@ cpu_open(const op_open_t *params, op_err_t *err)
     const int isa = choose_isa(params->isa, err);
 
     if (isa < 0) {
+        return NULL;
+    }
+
+    if (params->reserved < 0) {
+        snprintf(err->text, sizeof(err->text), "%d CPUs cannot be reserved",
+                 params->reserved);
         return NULL;
     }
 
@@ -153,18 +172,26 @@ cpu_open(const op_open_t *params, op_err_t *err)
         return NULL;
     }
 
+    const int threads = threads_of(params);
+
     dev->isa = isa;
-    dev->pool = cpu_pool_create(params->threads);
+    dev->pool = cpu_pool_create(threads);
     if (dev->pool == NULL) {
         snprintf(err->text, sizeof(err->text), "cannot start %d threads",
-                 params->threads);
+                 threads);
         free(dev);
         return NULL;
     }
 
-    snprintf(dev->describe, sizeof(dev->describe), "%s, %d thread%s",
-             isa_long_names[isa], cpu_pool_threads(dev->pool),
-             cpu_pool_threads(dev->pool) == 1 ? "" : "s");
+    const char *pinned = "";
+
+    if (params->pinned) {
+        pinned = cpu_pool_pin(dev->pool, params->reserved) ? ", pinned"
+                                                           : ", not pinned";
+    }
+
+    snprintf(dev->describe, sizeof(dev->describe), "%s, %d thread%s%s",
+             isa_long_names[isa], threads, threads == 1 ? "" : "s", pinned);
     return dev;
 }
 
@@ -173,6 +200,20 @@ static const char *
 cpu_describe(op_dev_t *dev)
 {
     return dev->describe;
+}
+
+
+static int
+cpu_threads(const op_dev_t *dev)
+{
+    return cpu_pool_threads(dev->pool);
+}
+
+
+static void
+cpu_parallel(op_dev_t *dev, op_share_fn fn, void *arg)
+{
+    cpu_pool_run(dev->pool, fn, arg);
 }
 
 
@@ -297,6 +338,8 @@ const op_table_t cpu_ops = {
     .prepare = cpu_prepare,
     .alloc = cpu_alloc,
     .free = cpu_free,
+    .threads = cpu_threads,
+    .parallel = cpu_parallel,
     .weight = cpu_weight,
     .weight_free = cpu_weight_free,
     .weight_bytes = cpu_weight_bytes,

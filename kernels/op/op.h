@@ -17,6 +17,7 @@
 #ifndef KERNELS_OP_OP_H
 #define KERNELS_OP_OP_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -40,8 +41,11 @@ typedef struct {
 } op_bytes_t;
 
 typedef struct {
-    int threads;     /* 0: as many as the process may use */
+    int threads;     /* 0: as many as the process may use, less reserved */
     const char *isa; /* NULL: the best; else "baseline", "avx2", "avx512" */
+    int reserved;    /* CPUs that are left to others */
+    bool pinned;     /* a CPU for each thread, where all but those reserved
+                        are ours */
 } op_open_t;
 
 /* Upper bounds of all later calls; fixes the scratch. */
@@ -106,6 +110,9 @@ enum {
     OP_ROPE_HALVES = 1 /* rotate (i, i + rot/2): NeoX order */
 };
 
+/* Share t of n_shares of a job. */
+typedef void (*op_share_fn)(void *arg, int share, int n_shares);
+
 /* Modes of linear(); OP_FINE may be added to either. */
 enum { OP_SET = 0, OP_ADD = 1, OP_FINE = 2 };
 
@@ -130,6 +137,14 @@ typedef struct {
     /* Zeroed, 64-byte aligned, huge pages where they help; NULL: no memory. */
     void *(*alloc)(op_dev_t *dev, size_t bytes);
     void (*free)(op_dev_t *dev, void *p, size_t bytes);
+
+    /* Threads on this machine's processors that parallel() would use, and the
+     * caller is one of them.  parallel: calls fn once for each of as many
+     * shares and returns when all are done; a thread may do several, one after
+     * another, so a share must not wait for another one.  For the caller's own
+     * work between two ops.  NULL: the backend has no such threads. */
+    int (*threads)(const op_dev_t *dev);
+    void (*parallel)(op_dev_t *dev, op_share_fn fn, void *arg);
 
     /* --- weights --- */
 
