@@ -3,24 +3,13 @@
  * nothing is left behind or written over.
  */
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "t/unit/engine_convert.h"
 
-#include <cmocka.h>
-
-#include <dirent.h>
 #include <math.h>
 #include <signal.h>
-#include <stdlib.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
-#include "engine/base/file.h"
 #include "engine/cli_convert.h"
-#include "engine/convert.h"
-#include "t/unit/gguf_build.h"
 
 static const tiny_t small = { .n_layers = 3,
                               .n_embd = 64,
@@ -32,13 +21,6 @@ static const tiny_t small = { .n_layers = 3,
                               .dtype = OP_F32,
                               .seed = 3 };
 
-static char dir[64];
-static char in[128];
-static char out[128];
-static convert_done_t done;
-static llm_err_t err;
-
-
 static const char *
 path_of(const char *name)
 {
@@ -49,45 +31,6 @@ path_of(const char *name)
     snprintf(path[next], sizeof(path[next]), "%s/%s", dir, name);
 
     return path[next];
-}
-
-
-static void
-put_file(build_t *b)
-{
-    buf_t file = build_finish(b);
-    FILE *f = fopen(in, "wb");
-
-    assert_non_null(f);
-    assert_int_equal(fwrite(file.data, 1, file.len, f), file.len);
-    fclose(f);
-    buf_fini(&file);
-}
-
-
-static void
-put_tiny(const tiny_t *t)
-{
-    build_t b = { 0 };
-
-    tiny_build(&b, t);
-    put_file(&b);
-}
-
-
-static int
-files_in_dir(void)
-{
-    DIR *d = opendir(dir);
-    int n = 0;
-
-    assert_non_null(d);
-    for (struct dirent *e; (e = readdir(d)) != NULL;) {
-        n += e->d_name[0] != '.';
-    }
-    closedir(d);
-
-    return n;
 }
 
 
@@ -159,7 +102,7 @@ test_rows(void **state)
 
     (void) state;
     t.n_ff = 80;
-    put_tiny(&t);
+    put_tiny(&t, OP_F32);
 
     for (size_t i = 0; i < sizeof(blocks) / sizeof(blocks[0]); i++) {
         says(convert_quantize(in, out, blocks[i], OP_F16, &done, &err),
@@ -171,7 +114,7 @@ test_rows(void **state)
 
     t = small;
     t.n_embd = 48;
-    put_tiny(&t);
+    put_tiny(&t, OP_F32);
     says(convert_quantize(in, out, OP_F16, OP_Q8_0, &done, &err), LLM_ERROR,
          "tensor \"token_embd.weight\" has rows of 48 values");
     says(convert_quantize(in, out, OP_F16, OP_F16, &done, &err), LLM_OK, "");
@@ -199,7 +142,7 @@ test_same_file(void **state)
     char dotted[256], temp[256];
 
     (void) state;
-    put_tiny(&small);
+    put_tiny(&small, OP_F32);
     assert_int_equal(file_read(in, 1 << 24, &data, &len, &err), LLM_OK);
 
     refused_for(in, in, LLM_BADREQ, over);
@@ -236,7 +179,7 @@ test_files(void **state)
     char longest[4400];
 
     (void) state;
-    put_tiny(&small);
+    put_tiny(&small, OP_F32);
     refused_for(path_of("none"), out, LLM_ERROR, "No such file");
     refused_for("/etc/passwd", out, LLM_ERROR, "not a GGUF file");
     refused_for(in, path_of("no/dir.gguf"), LLM_ERROR, "No such file");
@@ -253,10 +196,10 @@ test_files(void **state)
     refused_for(in, out, LLM_BADREQ, "is one of 2 parts");
 
     t.skip = "llama.block_count";
-    put_tiny(&t);
+    put_tiny(&t, OP_F32);
     refused_for(in, out, LLM_ERROR, "\"llama.block_count\" is missing");
 
-    put_tiny(&small);
+    put_tiny(&small, OP_F32);
     assert_int_equal(truncate(in, 20000), 0);
     refused_for(in, out, LLM_ERROR, "reaches past the end of the file");
     assert_int_equal(files_in_dir(), 1);
@@ -273,7 +216,7 @@ test_no_room(void **state)
     size_t len;
 
     (void) state;
-    put_tiny(&small);
+    put_tiny(&small, OP_F32);
 
     FILE *f = fopen(out, "w");
 
@@ -335,7 +278,7 @@ test_layers(void **state)
     };
 
     (void) state;
-    put_tiny(&small);
+    put_tiny(&small, OP_F32);
 
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         says(convert_trim(in, out, bad[i], &done, &err), LLM_BADREQ,
@@ -403,7 +346,7 @@ static void
 test_words(void **state)
 {
     (void) state;
-    put_tiny(&small);
+    put_tiny(&small, OP_F32);
 
     expect(cli_quantize, "quantize", 1, "quantize needs --model");
     expect(cli_quantize, "quantize|--model|@i", 1, "quantize needs --out");
@@ -450,20 +393,14 @@ main(void)
     };
 
     cmocka_set_message_output(CM_OUTPUT_TAP);
-    strcpy(dir, "/tmp/engine-convert-XXXXXX");
 
-    if (mkdtemp(dir) == NULL) {
+    if (!convert_begin()) {
         return 1;
     }
 
-    snprintf(in, sizeof(in), "%s/in.gguf", dir);
-    snprintf(out, sizeof(out), "%s/out.gguf", dir);
-
     const int rc = cmocka_run_group_tests(tests, NULL, NULL);
 
-    unlink(in);
-    unlink(out);
-    rmdir(dir);
+    convert_end();
 
     return rc;
 }

@@ -1,27 +1,9 @@
 /*
- * quantize and trim on tiny files: every value, every name, every key of the
- * output against what the input says, block by block; and what is refused
- * leaves nothing.
+ * quantize on tiny files: every value, every name, every key of the output
+ * against what the input says, block by block.
  */
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
-#include <dirent.h>
-#include <stdlib.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include "engine/base/file.h"
-#include "engine/convert.h"
-#include "engine/model/gguf_file.h"
-#include "t/unit/gguf_build.h"
-
-enum { VALUES_MAX = 1 << 18 };
+#include "t/unit/engine_convert.h"
 
 /* token_embd is larger than what is converted at once, and no divisor of it
  * is a row */
@@ -44,77 +26,7 @@ static const tiny_t wide = { .n_layers = 1,
                              .n_vocab = 70,
                              .seed = 12 };
 
-static char dir[64];
-static char in[128];
-static char out[128];
-static convert_done_t done;
-static llm_err_t err;
-
-
-static void
-put_file(const char *path, build_t *b)
-{
-    buf_t file = build_finish(b);
-    FILE *f = fopen(path, "wb");
-
-    assert_non_null(f);
-    assert_false(file.failed);
-    assert_int_equal(fwrite(file.data, 1, file.len, f), file.len);
-    fclose(f);
-    buf_fini(&file);
-}
-
-
-static void
-put_tiny(const tiny_t *t, op_dtype_t dtype)
-{
-    build_t b = { 0 };
-    tiny_t with = *t;
-
-    with.dtype = dtype;
-    tiny_build(&b, &with);
-    build_kv_u32(&b, "general.file_type", 99);
-    put_file(in, &b);
-}
-
-
-static gguf_t *
-opened(const char *path)
-{
-    gguf_t *gguf;
-
-    if (gguf_open(path, &gguf, &err) != LLM_OK) {
-        fail_msg("%s", err.text);
-    }
-
-    return gguf;
-}
-
-
-static int
-files_in_dir(void)
-{
-    DIR *d = opendir(dir);
-    int n = 0;
-
-    assert_non_null(d);
-    for (struct dirent *e; (e = readdir(d)) != NULL;) {
-        n += e->d_name[0] != '.';
-    }
-    closedir(d);
-
-    return n;
-}
-
-
 /* --- quantize --- */
-
-static size_t
-bytes_of(const op_tensor_t *t)
-{
-    return op_row_bytes((int) t->dtype, t->n_in) * (size_t) t->n_out;
-}
-
 
 /* Row by row: what the output must hold of a tensor. */
 static void
@@ -359,7 +271,7 @@ put_every_key(void)
     build_kv_u32(&b, "general.file_type", 99);
     build_kv_u32(&b, "general.quantization_version", 1);
     build_kv_u32(&b, "general.alignment", 8);
-    put_file(in, &b);
+    put_file(&b);
 }
 
 
@@ -435,7 +347,7 @@ test_dimensions(void **state)
     build_info(&b, "flat", 2, row, OP_F16);
     build_row(&b, OP_F16, 64, &random);
     build_pad(&b.data);
-    put_file(in, &b);
+    put_file(&b);
 
     assert_int_equal(convert_quantize(in, out, OP_Q4_1, OP_Q8_0, &done, &err),
                      LLM_OK);
@@ -453,158 +365,24 @@ test_dimensions(void **state)
 }
 
 
-/* --- trim --- */
-
-/* Layers of the output, as numbers of the input's: their bytes are equal. */
-static void
-check_trimmed(const int *layers, int k, int n)
-{
-    gguf_t *from = opened(in), *to = opened(out);
-    uint32_t count;
-    int n_out = 0;
-
-    assert_true(gguf_u32(to, "llama.block_count", &count));
-    assert_int_equal(count, k);
-    assert_int_equal(done.n_layers_out, k);
-    assert_int_equal(done.n_layers_in, n);
-
-    for (int i = 0; i < gguf_n_tensors(from); i++) {
-        gguf_str_t name;
-        op_tensor_t x, y;
-        char want[80] = "", rest[64] = "";
-        int layer, place = -1;
-
-        gguf_tensor_at(from, i, &name, &x);
-        memcpy(want, name.text, name.len);
-
-        if (sscanf(want, "blk.%d%63s", &layer, rest) == 2) {
-            for (int j = 0; j < k; j++) {
-                place = layers[j] == layer ? j : place;
-            }
-
-            if (place < 0) {
-                continue;
-            }
-
-            snprintf(want, sizeof(want), "blk.%d%s", place, rest);
-        }
-
-        assert_int_equal(gguf_tensor_index(to, want), n_out);
-        assert_true(gguf_tensor(to, want, &y));
-        assert_int_equal(x.dtype, y.dtype);
-        assert_int_equal(x.n_in, y.n_in);
-        assert_int_equal(x.n_out, y.n_out);
-        assert_memory_equal(x.data, y.data, bytes_of(&x));
-        n_out++;
-    }
-
-    assert_int_equal(gguf_n_tensors(to), n_out);
-    assert_int_equal(done.n_tensors, n_out);
-    gguf_close(from);
-    gguf_close(to);
-}
-
-
-static void
-test_trim(void **state)
-{
-    static const struct {
-        const char *text;
-        int k;
-        int layers[12];
-    } rows[] = {
-        { "1", 1, { 0 } },
-        { "2", 2, { 0, 11 } },
-        { "3", 3, { 0, 1, 11 } },
-        { "4", 4, { 0, 1, 10, 11 } },
-        { "11", 11, { 0, 1, 2, 3, 4, 5, 7, 8, 9, 10, 11 } },
-        { "12", 12, { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 } },
-        { "0-2,11", 4, { 0, 1, 2, 11 } },
-        { "3-3", 1, { 3 } },
-        { "0,5,10-11", 4, { 0, 5, 10, 11 } },
-        { "02-04", 3, { 2, 3, 4 } },
-    };
-    tiny_t t = wide;
-
-    (void) state;
-    t.n_layers = 12;
-    put_tiny(&t, OP_Q6_K);
-
-    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        if (convert_trim(in, out, rows[i].text, &done, &err) != LLM_OK) {
-            fail_msg("%s", err.text);
-        }
-
-        check_trimmed(rows[i].layers, rows[i].k, 12);
-    }
-}
-
-
-/* Names that only resemble a layer's are nobody's. */
-static void
-test_trim_names(void **state)
-{
-    static const char *const odd[] = { "blk.", "blk.x.y", "blk.1", "blk..y",
-                                       "blk.1x.y" };
-    const uint64_t ne[1] = { 8 };
-    build_t b = { 0 };
-    tiny_t t = legacy;
-    uint32_t random = 5;
-
-    (void) state;
-    t.dtype = OP_Q4_0;
-    tiny_build(&b, &t);
-
-    for (size_t i = 0; i < sizeof(odd) / sizeof(odd[0]); i++) {
-        build_info(&b, odd[i], 1, ne, OP_F32);
-        build_row(&b, OP_F32, 8, &random);
-    }
-
-    /* of layers that the model does not count */
-    build_info(&b, "blk.2.extra", 1, ne, OP_F32);
-    build_row(&b, OP_F32, 8, &random);
-    build_info(&b, "blk.99999999999999999999.extra", 1, ne, OP_F32);
-    build_row(&b, OP_F32, 8, &random);
-    put_file(in, &b);
-
-    assert_int_equal(convert_trim(in, out, "1-1", &done, &err), LLM_OK);
-
-    gguf_t *to = opened(out);
-
-    for (size_t i = 0; i < sizeof(odd) / sizeof(odd[0]); i++) {
-        assert_true(gguf_tensor_index(to, odd[i]) >= 0);
-    }
-
-    assert_int_equal(gguf_n_tensors(to), 2 + 9 + 5);
-    gguf_close(to);
-}
-
-
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_types),      cmocka_unit_test(test_head),
         cmocka_unit_test(test_exact),      cmocka_unit_test(test_keys),
-        cmocka_unit_test(test_dimensions), cmocka_unit_test(test_trim),
-        cmocka_unit_test(test_trim_names),
+        cmocka_unit_test(test_dimensions),
     };
 
     cmocka_set_message_output(CM_OUTPUT_TAP);
-    strcpy(dir, "/tmp/engine-convert-XXXXXX");
 
-    if (mkdtemp(dir) == NULL) {
+    if (!convert_begin()) {
         return 1;
     }
 
-    snprintf(in, sizeof(in), "%s/in.gguf", dir);
-    snprintf(out, sizeof(out), "%s/out.gguf", dir);
-
     const int rc = cmocka_run_group_tests(tests, NULL, NULL);
 
-    unlink(in);
-    unlink(out);
-    rmdir(dir);
+    convert_end();
 
     return rc;
 }
