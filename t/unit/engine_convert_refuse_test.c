@@ -21,6 +21,7 @@ static const tiny_t small = { .n_layers = 3,
                               .dtype = OP_F32,
                               .seed = 3 };
 
+
 static const char *
 path_of(const char *name)
 {

@@ -28,6 +28,7 @@ static const tiny_t wide = { .n_layers = 1,
 
 /* --- quantize --- */
 
+
 /* Row by row: what the output must hold of a tensor. */
 static void
 check_tensor(gguf_str_t name, const op_tensor_t *from, const op_tensor_t *to)
