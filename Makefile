@@ -91,9 +91,9 @@ LINK_engine  := engine/base engine/ipc engine/text engine/chat engine/model \
                 engine/kv engine/sched engine/sample kernels kernels/op \
                 kernels/ref kernels/cpu
 ROOT_engine  := $(call objs,$(filter-out engine/main.c,$(wildcard engine/*.c)))
-# its allocations fail one by one
-$(BUILD)/t/unit/engine_oom_test: LDFLAGS += -Wl,--wrap=malloc \
-    -Wl,--wrap=calloc -Wl,--wrap=realloc
+# their allocations fail one by one
+$(BUILD)/t/unit/engine_oom_test $(BUILD)/t/unit/engine_convert_oom_test: \
+    LDFLAGS += -Wl,--wrap=malloc -Wl,--wrap=calloc -Wl,--wrap=realloc
 # a gate before it
 $(BUILD)/t/unit/engine_thread_test $(BUILD)/t/unit/engine_thread_leave_test: \
     LDFLAGS += -Wl,--wrap=prepare_request
