@@ -3,8 +3,8 @@
  * sets, and the ops themselves.
  *
  * cpu.c owns the device and the op table, cpu_weight.c the weights;
- * cpu_linear.c, cpu_point.c and cpu_attn.c hold the ops.  Each op chooses its kernel by dev->isa; all
- * kernels of an op give the same bits.
+ * cpu_linear.c, cpu_point.c and cpu_attn.c hold the ops.  Each op chooses its
+ * kernel by dev->isa; all kernels of an op give the same bits.
  */
 
 #ifndef KERNELS_CPU_CPU_H

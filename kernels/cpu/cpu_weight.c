@@ -333,6 +333,7 @@ cpu_weight_bytes(const op_weight_t *weight)
     return weight->bytes;
 }
 
+
 void
 cpu_weight_fini(op_dev_t *dev)
 {
