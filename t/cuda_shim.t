@@ -18,7 +18,7 @@ my %folder = (
 );
 
 my $wrong = qr/^wrong with seed/m;
-my $at = qr{t/shim/bugs(?:_kernel)?\.cuh?:\d+};
+my $at = qr{(?:\./)?t/shim/bugs(?:_kernel)?\.cuh?:\d+};
 
 # bug => what each build says; all: any of them
 my %says = (
@@ -42,8 +42,8 @@ my %says = (
     },
     reuse_race => {
         plain => $wrong,
-        tsan => qr{data\ race .* t/shim/gemm\.cuh:\d+
-                   .* t/shim/gemm\.cuh:\d+}xs,
+        tsan => qr{data\ race .* (?:\./)?t/shim/gemm\.cuh:\d+
+                   .* (?:\./)?t/shim/gemm\.cuh:\d+}xs,
     },
     missing_copy_wait => { all => $wrong },
     static_shared_bounds => {
