@@ -481,12 +481,13 @@ __launch_bounds__(FEW_WARPS *WARP_SIZE) few_kernel(attn_args_t args)
 
 
 /* A warp: one KV head, 16 rows times heads of a tile, all splits.  Where
- * registers do not hold o of a split, it has places in shared memory. */
+ * registers do not hold o of a split, it has places in shared memory (of the
+ * smallest heads, since the compiler gives it fewer). */
 template <int D, int TYPE>
 static constexpr __host__ __device__ bool
 in_places(void)
 {
-    return D > 128 || (TYPE == OP_Q8_0 && D > 64);
+    return D < 64 || D > 128 || (TYPE == OP_Q8_0 && D > 64);
 }
 
 
