@@ -489,6 +489,41 @@ mma_f16_16816(float d[4], const uint32_t a[4], const uint32_t b[2])
 }
 
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+
+/* The product of mma_bf16_16816() without tensor cores: lane 4 g + t has row g
+ * of a and column g of b at k 2t, 2t + 1, and 8 more. */
+static __device__ __noinline__ float4
+prim_mma_bf16(float4 d, uint4 a, uint2 b)
+{
+    const int lane = (int) threadIdx.x % 32;
+
+    for (int k = 0; k < 16; k++) {
+        const int from = k % 8 / 2, shift = k % 2 * 16;
+        const uint32_t low = k < 8 ? a.x : a.z, high = k < 8 ? a.y : a.w;
+        const uint32_t column = k < 8 ? b.x : b.y;
+        const int at = lane % 4 * 8 + from;
+
+        const float x = __uint_as_float(
+            __shfl_sync(FULL_MASK, low, (lane & 28) + from) >> shift << 16);
+        const float y = __uint_as_float(
+            __shfl_sync(FULL_MASK, high, (lane & 28) + from) >> shift << 16);
+        const float u =
+            __uint_as_float(__shfl_sync(FULL_MASK, column, at) >> shift << 16);
+        const float v = __uint_as_float(__shfl_sync(FULL_MASK, column, at + 4)
+                                        >> shift << 16);
+
+        d.x = fmaf(x, u, d.x);
+        d.y = fmaf(x, v, d.y);
+        d.z = fmaf(y, u, d.z);
+        d.w = fmaf(y, v, d.w);
+    }
+    return d;
+}
+
+#endif
+
+
 static __device__ __forceinline__ void
 mma_bf16_16816(float d[4], const uint32_t a[4], const uint32_t b[2])
 {
@@ -499,25 +534,15 @@ mma_bf16_16816(float d[4], const uint32_t a[4], const uint32_t b[2])
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #else
-    /* no such instruction: each lane computes its four */
-    const int lane = (int) threadIdx.x % 32;
+    /* no such instruction */
+    const float4 sum = prim_mma_bf16(make_float4(d[0], d[1], d[2], d[3]),
+                                     make_uint4(a[0], a[1], a[2], a[3]),
+                                     make_uint2(b[0], b[1]));
 
-#pragma unroll
-    for (int k = 0; k < 16; k++) {
-        const int from = k % 8 / 2, column = lane % 4 * 8;
-
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const uint32_t x = __shfl_sync(FULL_MASK, a[k / 8 * 2 + i / 2],
-                                           (lane & 28) + from);
-            const uint32_t y = __shfl_sync(FULL_MASK, b[k / 8],
-                                           column + i % 2 * 4 + from);
-
-            d[i] = fmaf(__uint_as_float(k % 2 ? x & 0xffff0000u : x << 16),
-                        __uint_as_float(k % 2 ? y & 0xffff0000u : y << 16),
-                        d[i]);
-        }
-    }
+    d[0] = sum.x;
+    d[1] = sum.y;
+    d[2] = sum.z;
+    d[3] = sum.w;
 #endif
 }
 
