@@ -103,7 +103,7 @@ clear_places(float4 *places)
 /* A block: one KV head, 16 rows times heads of a tile, one split. */
 template <int D, int TYPE>
 static __global__ void
-__launch_bounds__(FEW_WARPS *WARP_SIZE) few_kernel(attn_args_t args)
+__launch_bounds__(FEW_WARPS *WARP_SIZE, 1) few_kernel(attn_args_t args)
 {
     __shared__ uint4 fragments[fragment_words<D>() / 4];
     __shared__ float4 o_split[D / 8 * WARP_SIZE];
@@ -234,7 +234,7 @@ attend_splits(const attn_args_t *args, const share_t *share,
 
 template <int D, int TYPE>
 static __global__ void
-__launch_bounds__(many_warps<D, TYPE>() * WARP_SIZE)
+__launch_bounds__(many_warps<D, TYPE>() * WARP_SIZE, 1)
     many_kernel(attn_args_t args)
 {
     DYN_SMEM(float4, shared);
