@@ -226,7 +226,9 @@ typedef struct {
      * over pages then a fixed tree over 16 lanes, out by fma over tokens
      * ascending; splits combined ascending.  The same for decode, prefill and
      * verify, and for both types of the pool, whose K and V are widened to f32
-     * exactly, in registers.  ≤ 2e-3 absolute against ref for |v| ≤ 1. */
+     * exactly, in registers.  `cuda` has the same splits and an order of its
+     * own in them (cuda_attn.cuh).  ≤ 2e-3 absolute against ref for |v| ≤ 1.
+     */
     void (*attention)(op_dev_t *dev, float *out, const float *q,
                       const op_batch_t *batch, const op_attn_t *attn,
                       const op_kv_t *kv, int layer);
