@@ -51,10 +51,10 @@ bind_layer(model_t *model, weights_t *w, int l)
     layer->attn_norm = model->norms.data + (size_t) (2 * l) * c->n_embd;
     layer->ffn_norm = layer->attn_norm + c->n_embd;
 
-    int rc = weights_vector(w, attn_norm.name, c->n_embd, layer->attn_norm);
+    int rc = weights_norm(w, attn_norm.name, c->n_embd, layer->attn_norm);
 
     if (rc == LLM_OK) {
-        rc = weights_vector(w, ffn_norm.name, c->n_embd, layer->ffn_norm);
+        rc = weights_norm(w, ffn_norm.name, c->n_embd, layer->ffn_norm);
     }
     if (rc == LLM_OK) {
         rc = weights_matrix(w, qkv, 3, c->n_embd, &layer->qkv);
@@ -124,7 +124,7 @@ llama_bind(model_t *model, weights_t *w)
     if (rc == LLM_OK) {
         model->out_norm =
             model->norms.data + (size_t) (2 * c->n_layers) * c->n_embd;
-        rc = weights_vector(w, norm.name, c->n_embd, model->out_norm);
+        rc = weights_norm(w, norm.name, c->n_embd, model->out_norm);
     }
 
     if (rc == LLM_OK && weights_has(w, head.name)) {

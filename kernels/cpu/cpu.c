@@ -288,6 +288,41 @@ cpu_free(op_dev_t *dev, void *p, size_t bytes)
 }
 
 
+static op_memory_t
+cpu_memory(op_dev_t *dev)
+{
+    (void) dev;
+
+    return (op_memory_t){ 0, 0 };
+}
+
+
+static void
+cpu_move(op_dev_t *dev, void *to, const void *from, size_t bytes)
+{
+    (void) dev;
+    memmove(to, from, bytes);
+}
+
+
+static void
+cpu_step(op_dev_t *dev, const op_batch_t *batch)
+{
+    (void) dev;
+    (void) batch;
+}
+
+
+static int
+cpu_check(op_dev_t *dev, op_err_t *err)
+{
+    (void) dev;
+    (void) err;
+
+    return 0;
+}
+
+
 const op_table_t cpu_ops = {
     .name = "cpu",
     .open = cpu_open,
@@ -296,6 +331,12 @@ const op_table_t cpu_ops = {
     .prepare = cpu_prepare,
     .alloc = cpu_alloc,
     .free = cpu_free,
+    .host = true,
+    .memory = cpu_memory,
+    .put = cpu_move,
+    .get = cpu_move,
+    .step = cpu_step,
+    .check = cpu_check,
     .weight = cpu_weight,
     .weight_free = cpu_weight_free,
     .weight_bytes = cpu_weight_bytes,

@@ -117,6 +117,41 @@ ref_free(op_dev_t *dev, void *p, size_t bytes)
 }
 
 
+static op_memory_t
+ref_memory(op_dev_t *dev)
+{
+    (void) dev;
+
+    return (op_memory_t){ 0, 0 };
+}
+
+
+static void
+ref_move(op_dev_t *dev, void *to, const void *from, size_t bytes)
+{
+    (void) dev;
+    memmove(to, from, bytes);
+}
+
+
+static void
+ref_step(op_dev_t *dev, const op_batch_t *batch)
+{
+    (void) dev;
+    (void) batch;
+}
+
+
+static int
+ref_check(op_dev_t *dev, op_err_t *err)
+{
+    (void) dev;
+    (void) err;
+
+    return 0;
+}
+
+
 static void
 ref_weight_free(op_dev_t *dev, op_weight_t *weight)
 {
@@ -619,6 +654,12 @@ const op_table_t ref_ops = {
     .prepare = ref_prepare,
     .alloc = ref_alloc,
     .free = ref_free,
+    .host = true,
+    .memory = ref_memory,
+    .put = ref_move,
+    .get = ref_move,
+    .step = ref_step,
+    .check = ref_check,
     .weight = ref_weight,
     .weight_free = ref_weight_free,
     .weight_bytes = ref_weight_bytes,
