@@ -46,7 +46,7 @@ template <int LAYOUT, int COL_TILES> struct stage_t {
  * `valid` on do not exist. */
 static __device__ __forceinline__ void
 copy_rows(uint8_t *to, int to_row, const uint8_t *from, size_t from_row,
-          int3 shape)
+          int4 shape)
 {
     const int rows = shape.x, pieces = shape.y, valid = shape.z;
 
@@ -99,13 +99,13 @@ fetch(const cuda_dot_t *job, uint8_t *stage, int first)
 
     copy_rows(stage, at_t::q_row,
               seg->q + out * q_row + (size_t) first * lay::quant_bytes, q_row,
-              make_int3(CUDA_OUTS, lay::quant_bytes,
-                        n * lay::quant_bytes / 16));
+              make_int4(CUDA_OUTS, lay::quant_bytes,
+                        n * lay::quant_bytes / 16, 0));
     copy_rows(stage + at_t::scales_at, at_t::scale_row,
               seg->scales + out * scale_row
                   + (size_t) first * lay::scale_bytes,
               scale_row,
-              make_int3(CUDA_OUTS, lay::scale_bytes, lay::scale_bytes));
+              make_int4(CUDA_OUTS, lay::scale_bytes, lay::scale_bytes, 0));
     copy_cols(stage + at_t::x_at, X_ROW,
               (const uint8_t *) job->act.q + col * seg->n_in
                   + (size_t) first * 32,
