@@ -12,6 +12,7 @@
 #include "engine/runner.h"
 
 #include "engine/base/clock.h"
+#include "engine/base/log.h"
 #include "engine/emit.h"
 #include "engine/tally.h"
 
@@ -54,6 +55,24 @@ emit_row(engine_t *engine, const batch_out_t *out, const samp_result_t *result)
 }
 
 
+/* What came from a device that has failed means nothing: nobody gets it. */
+static bool
+device_failed(engine_t *engine)
+{
+    op_err_t err;
+
+    if (!engine->failed && engine->ops->check(engine->dev, &err) != 0) {
+        engine->failed = true;
+        log_write(LOG_EMERG,
+                  "llm_engine \"%s\": the device has failed: %s; requests are "
+                  "lost and the process leaves",
+                  engine->conf.name, err.text);
+    }
+
+    return engine->failed;
+}
+
+
 /* Rows first … first + n − 1 of those that are looked at. */
 static void
 run_block(engine_t *engine, int first, int n, uint64_t *since)
@@ -63,6 +82,10 @@ run_block(engine_t *engine, int first, int n, uint64_t *since)
     float *logits = model_logits(engine->model, first, n);
 
     tally_phase(engine, LLM_PHASE_FORWARD, since);
+
+    if (device_failed(engine)) {
+        return;
+    }
 
     for (int i = 0; i < n; i++) {
         draw_row(engine, &outs[i], logits + (size_t) i * n_vocab,
@@ -109,7 +132,8 @@ runner_step(engine_t *engine, const plan_t *plan)
     model_forward(engine->model, &batch->op, &engine->kv);
     tally_phase(engine, LLM_PHASE_FORWARD, &since);
 
-    for (int first = 0; first < batch->op.n_out; first += n) {
+    for (int first = 0; first < batch->op.n_out && !engine->failed;
+         first += n) {
         n = batch->op.n_out - first;
         n = n < engine->max_out ? n : engine->max_out;
 

@@ -53,11 +53,11 @@ cuda_scale_load(const uint8_t *p)
     } else if (lay_t<LAYOUT>::has_min) {
         const uint32_t v = *(const uint32_t *) p;
 
-        s.d = prim_half_float((uint16_t) v);
-        s.m = prim_half_float((uint16_t) (v >> 16));
+        s.d = f16_to_f32((uint16_t) v);
+        s.m = f16_to_f32((uint16_t) (v >> 16));
 
     } else {
-        s.d = prim_half_float(*(const uint16_t *) p);
+        s.d = f16_to_f32(*(const uint16_t *) p);
     }
 
     return s;

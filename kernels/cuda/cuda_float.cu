@@ -6,6 +6,7 @@
  * Up to eight rows of x share what is read; more rows read it again.
  */
 
+#include "kernels/cuda/cuda_lanes.cuh"
 #include "kernels/cuda/cuda_linear.h"
 
 enum {
@@ -35,11 +36,11 @@ load_weights(const uint8_t *p, float *w)
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         if (LAYOUT == OP_LAY_F16) {
-            w[2 * i] = prim_half_float((uint16_t) words[i]);
-            w[2 * i + 1] = prim_half_float((uint16_t) (words[i] >> 16));
+            w[2 * i] = f16_to_f32((uint16_t) words[i]);
+            w[2 * i + 1] = f16_to_f32((uint16_t) (words[i] >> 16));
         } else {
-            w[2 * i] = prim_bits_float(words[i] << 16);
-            w[2 * i + 1] = prim_bits_float(words[i] & 0xffff0000u);
+            w[2 * i] = __uint_as_float(words[i] << 16);
+            w[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
         }
     }
 }
@@ -103,7 +104,7 @@ dot_float(const cuda_dot_t job)
 
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
-        acc[r] = prim_sum16(acc[r]);
+        acc[r] = cuda_sum16(acc[r]);
 
         if (lane == 0 && out < job.w.n_out && first + r < job.rows) {
             float *y = job.y + (size_t) (first + r) * job.ldy + out;

@@ -54,7 +54,7 @@ copy_rows(uint8_t *to, int to_row, const uint8_t *from, size_t from_row,
         const int row = i / pieces, piece = i % pieces;
 
         if (piece < valid) {
-            prim_copy16(to + row * to_row + piece * 16,
+            cp_async16(to + row * to_row + piece * 16,
                         from + (size_t) row * from_row + piece * 16);
         }
     }
@@ -73,7 +73,7 @@ copy_cols(uint8_t *to, int to_row, const uint8_t *from, size_t from_row,
         const int col = i / pieces, piece = i % pieces;
 
         if (piece < valid) {
-            prim_copy16(to + col * to_row + piece * 16,
+            cp_async16(to + col * to_row + piece * 16,
                         from + (size_t) (col < last ? col : last) * from_row
                             + piece * 16);
         }
@@ -114,7 +114,7 @@ fetch(const cuda_dot_t *job, uint8_t *stage, int first)
               (const uint8_t *) (job->act.ds + col * job->act.stride + first),
               (size_t) job->act.stride * sizeof(float2),
               make_int4(at_t::cols, 8, 8, last));
-    prim_copy_commit();
+    cp_async_commit();
 }
 
 
@@ -164,10 +164,10 @@ add_tile(float *acc, const uint32_t *a, const uint32_t *x,
         const uint32_t low[4] = { a[0], a[1], 0, 0 };
         const uint32_t high[4] = { 0, 0, a[2], a[3] };
 
-        prim_mma_s8(first, low, x);
-        prim_mma_s8(second, high, x);
+        mma_s8_16832(first, low, x);
+        mma_s8_16832(second, high, x);
     } else {
-        prim_mma_s8(first, a, x);
+        mma_s8_16832(first, a, x);
     }
 
 #pragma unroll
@@ -295,9 +295,9 @@ gemm(const cuda_dot_t job)
         if (run + 1 < runs) {
             fetch<LAYOUT, COL_TILES>(&job, smem + (run + 1) % 2 * at_t::bytes,
                                      (run + 1) * CUDA_CLASSES);
-            prim_copy_wait<1>();
+            cp_async_wait<1>();
         } else {
-            prim_copy_wait<0>();
+            cp_async_wait<0>();
         }
 
         __syncthreads();

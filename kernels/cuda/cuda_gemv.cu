@@ -9,6 +9,7 @@
  */
 
 #include "kernels/cuda/cuda_dot.cuh"
+#include "kernels/cuda/cuda_lanes.cuh"
 
 enum {
     THREADS = 128,
@@ -28,12 +29,9 @@ load_block(const uint8_t *p)
 {
     block_t b;
 
-    b.part[0] = *(const uint4 *) p;
-    b.part[1] = b.part[0];
-
-    if (lay_t<LAYOUT>::bits == 8) {
-        b.part[1] = *(const uint4 *) (p + 16);
-    }
+    b.part[0] = load_v4_once(p);
+    b.part[1] =
+        lay_t<LAYOUT>::bits == 8 ? load_v4_once(p + 16) : b.part[0];
 
     return b;
 }
@@ -53,11 +51,11 @@ dot_half(const block_t *w, uint4 x, int half, int acc)
         q.w = half ? cuda_high<LAYOUT>(q.w) : cuda_low<LAYOUT>(q.w);
     }
 
-    acc = prim_dp4a((int) q.x, (int) x.x, acc);
-    acc = prim_dp4a((int) q.y, (int) x.y, acc);
-    acc = prim_dp4a((int) q.z, (int) x.z, acc);
+    acc = dp4a((int) q.x, (int) x.x, acc);
+    acc = dp4a((int) q.y, (int) x.y, acc);
+    acc = dp4a((int) q.z, (int) x.z, acc);
 
-    return prim_dp4a((int) q.w, (int) x.w, acc);
+    return dp4a((int) q.w, (int) x.w, acc);
 }
 
 
@@ -155,7 +153,7 @@ gemv(const cuda_dot_t job)
     for (int o = 0; o < LANE_OUTS; o++) {
 #pragma unroll
         for (int c = 0; c < COLS; c++) {
-            acc[o][c] = prim_sum16(acc[o][c]);
+            acc[o][c] = cuda_sum16(acc[o][c]);
         }
 
         if (lane % 16 == 0 && out + o < job.w.n_out) {

@@ -48,7 +48,7 @@ cuda_exp_neg(float x)
     float t;
     const float p = cuda_exp_parts(x > -87.0f ? x : -87.0f, &t);
 
-    return prim_bits_float(prim_float_bits(p) + (prim_float_bits(t) << 23));
+    return __uint_as_float(__float_as_uint(p) + (__float_as_uint(t) << 23));
 }
 
 
@@ -63,11 +63,11 @@ cuda_exp(float x)
     x = x < 89.0f ? x : 89.0f;
 
     const float p = cuda_exp_parts(x, &t);
-    const int n = (int) prim_float_bits(t) - CUDA_EXP_ROUND_BITS;
+    const int n = (int) __float_as_uint(t) - CUDA_EXP_ROUND_BITS;
     const int half = n >> 1;
 
-    return p * prim_bits_float((uint32_t) (half + 127) << 23)
-           * prim_bits_float((uint32_t) (n - half + 127) << 23);
+    return p * __uint_as_float((uint32_t) (half + 127) << 23)
+           * __uint_as_float((uint32_t) (n - half + 127) << 23);
 }
 
 #endif /* KERNELS_CUDA_CUDA_MATH_CUH */

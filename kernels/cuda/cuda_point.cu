@@ -7,6 +7,7 @@
  */
 
 #include "kernels/cuda/cuda_dot.cuh"
+#include "kernels/cuda/cuda_lanes.cuh"
 #include "kernels/cuda/cuda_math.cuh"
 #include "kernels/cuda/cuda_point.h"
 
@@ -79,9 +80,9 @@ embed_float(const cuda_segment_t seg, float *x, const int32_t *tokens)
         if (seg.layout == OP_LAY_F32) {
             value = ((const float *) seg.q)[at];
         } else if (seg.layout == OP_LAY_F16) {
-            value = prim_half_float(((const uint16_t *) seg.q)[at]);
+            value = f16_to_f32(((const uint16_t *) seg.q)[at]);
         } else {
-            value = prim_bits_float((uint32_t) ((const uint16_t *) seg.q)[at]
+            value = __uint_as_float((uint32_t) ((const uint16_t *) seg.q)[at]
                                     << 16);
         }
 
@@ -164,7 +165,7 @@ rmsnorm(float *y, const float *x, const float *w, int dim, float eps)
         sum += (v.x * v.x + v.y * v.y) + (v.z * v.z + v.w * v.w);
     }
 
-    sum = prim_warp_sum(sum);
+    sum = warp_sum(sum);
 
     if (threadIdx.x % 32 == 0) {
         sums[threadIdx.x / 32] = sum;
@@ -284,13 +285,13 @@ quantise(float4 x)
 
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const int b = (int) (prim_float_bits(v[i]) & 0x7fffffffu);
+        const int b = (int) (__float_as_uint(v[i]) & 0x7fffffffu);
 
         bits = b > bits ? b : bits;
     }
 
-    bits = prim_max8(bits);
-    out.d = prim_bits_float((uint32_t) bits) / 127.0f;
+    bits = cuda_max8(bits);
+    out.d = __uint_as_float((uint32_t) bits) / 127.0f;
 
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -300,7 +301,7 @@ quantise(float4 x)
         out.q |= (uint32_t) (q & 255) << 8 * i;
     }
 
-    out.sum = prim_add8(out.sum);
+    out.sum = cuda_sum8_int(out.sum);
 
     return out;
 }
