@@ -29,7 +29,7 @@ objs = $(patsubst %.c,$(BUILD)/%.o,$(1))
 folder = $(call objs,$(foreach d,$(1),$(wildcard $(d)/*.c)))
 
 .PHONY: all module engine run test check lint bench bench-article bench-peer \
-        install clean units ops tools fuzz
+        install clean units ops tools fuzz shim
 .SECONDARY:
 
 all: engine module
@@ -136,6 +136,27 @@ $(BUILD)/%.o: %.c Makefile
 	@echo "  cc $<"
 	$(Q)$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
 
+# --- CUDA sources on the CPU: t/shim in place of CUDA ---
+
+EMUFLAGS := -std=c++17 -D_GNU_SOURCE -DLLM_CUDA_EMU -Wall -Wextra -Wshadow \
+            -Wpointer-arith -Wvla -Werror -Wno-unknown-pragmas -g \
+            $(if $(SAN),-O1,-O2) -ffp-contract=off -fPIC $(SANFLAGS) -I.
+# The shim switches stacks, and tells TSan so itself; a copy that became a call
+# of memcpy would be looked at.
+SHIMFLAGS := -fno-tree-loop-distribute-patterns \
+             $(if $(findstring thread,$(SAN)),-fno-sanitize=thread -DSHIM_TSAN)
+SHIM_OBJ := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard t/shim/*.cpp))
+
+$(BUILD)/t/shim/%.o: t/shim/%.cpp Makefile
+	@mkdir -p $(@D)
+	@echo "  c++ $<"
+	$(Q)$(CXX) $(EMUFLAGS) $(SHIMFLAGS) -MMD -MP -c -o $@ $<
+
+$(BUILD)/%.emu.o: %.cu Makefile
+	@mkdir -p $(@D)
+	@echo "  c++ $< (emulated)"
+	$(Q)$(CXX) -x c++ $(EMUFLAGS) -MMD -MP -c -o $@ $<
+
 # --- tests: a unit test links only what its folder may use ---
 
 LINK_base    := engine/base
@@ -166,12 +187,14 @@ ROOT_cuda    := $(ROOT_engine)
 UNITS := $(patsubst t/unit/%.c,$(BUILD)/t/unit/%,$(wildcard t/unit/*_test.c))
 TOOLS := $(patsubst t/tools/%.c,$(BUILD)/t/tools/%,$(wildcard t/tools/*.c))
 OPS   := $(patsubst t/ops/%.c,$(BUILD)/t/ops/%,$(wildcard t/ops/*.c))
+SHIM  := $(patsubst t/shim/%.cu,$(BUILD)/t/shim/%,$(wildcard t/shim/*.cu))
 FUZZ  := $(patsubst t/fuzz/%.c,$(BUILD)/t/fuzz/%,$(wildcard t/fuzz/*_fuzz.c))
 
 units: $(UNITS)
 ops: $(OPS)
 tools: $(TOOLS)
 fuzz: $(FUZZ)
+shim: $(SHIM)
 
 .SECONDEXPANSION:
 unit_name = $(firstword $(subst _, ,$(notdir $(1))))
@@ -201,6 +224,9 @@ $(BUILD)/t/ops/%: $(BUILD)/t/ops/%.o $$(call folder,$(LINK_op))
 
 $(BUILD)/t/tools/%: $(BUILD)/t/tools/%.o $$(call folder,$(LINK_model))
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+
+$(SHIM): $(BUILD)/t/shim/%: $(BUILD)/t/shim/%.emu.o $(SHIM_OBJ)
+	$(Q)$(CXX) $(LDFLAGS) -rdynamic -o $@ $^ -lm -lpthread -ldl -lcmocka
 
 # the JSON entry is the module's: it wants nginx's headers, configured before
 $(BUILD)/t/fuzz/json_fuzz: t/fuzz/json_fuzz.c ngx_module/ngx_http_llm_json.c

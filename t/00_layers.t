@@ -38,8 +38,12 @@ my %may = (
     'kernels' => ['kernels/op', 'kernels/ref', 'kernels/cpu', 'kernels/cuda'],
 );
 
-# single files that see more: the one place that picks a backend
-my %file_may = ('engine/engine.c' => ['kernels/backend.h']);
+# single files that see more: the one place that picks a backend, and the one
+# where the CPU takes the place of a device
+my %file_may = (
+    'engine/engine.c' => ['kernels/backend.h'],
+    'kernels/cuda/prim.cuh' => ['t/shim/cuda_shim.h'],
+);
 
 my $roots = 'engine|kernels|ngx_module|t';
 
@@ -166,7 +170,7 @@ is_deeply([complaints(@$_)], [], "allowed: $_->[0] $_->[1]") for @right;
 
 # --- the tree ---
 
-my @files = tree_files(qr/\.(?:c|h|cu|cuh)$/, qw(engine kernels ngx_module t));
+my @files = tree_files(qr/\.(?:c|h|cu|cuh|cpp)$/, qw(engine kernels ngx_module t));
 
 cmp_ok(scalar @files, '>', 100, 'the tree was found');
 

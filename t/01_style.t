@@ -93,7 +93,7 @@ sub blank_lines {
         $i-- while $i >= 0 && $code[$i] !~ /\S/;
 
         push @bad, "$path:$first: no two blank lines before $name"
-            if $i >= 0 && $path =~ /\.cu?$/ && $code[$i] !~ /^#/
+            if $i >= 0 && $path =~ /\.(?:cu?|cpp)$/ && $code[$i] !~ /^#/
             && join("\n", @lines[$i .. $first - 1]) !~ /\n\n\n/;
     }
 
@@ -300,7 +300,7 @@ is(scalar(my @no = guard_faults('engine/kv/pool.h',
 
 # --- the tree ---
 
-my @c = tree_files(qr/\.(?:c|h|cu|cuh)$/, qw(engine kernels ngx_module t));
+my @c = tree_files(qr/\.(?:c|h|cu|cuh|cpp)$/, qw(engine kernels ngx_module t));
 my @other = (grep({ -f "$LLM::Tree::TOP/$_" } 'README.md', 'CHANGES.md',
                   'config'),
              tree_files(qr/\.(?:t|pm|pl|py|sh|conf|pml)$/, qw(t conf)));

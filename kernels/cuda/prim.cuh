@@ -1,0 +1,586 @@
+/*
+ * The only place for what is special to a device: vector loads, asynchronous
+ * copies, matrix instructions, warp reductions, number formats.  Each has a
+ * twin for the emulation (LLM_CUDA_EMU), so that kernels are written once and
+ * run on any CPU.  Before sm_80 copies are plain and bf16 has no tensor cores.
+ *
+ * Fragments of mma instructions are laid out as in the PTX ISA, "Matrix
+ * Fragments for mma.m16n8k16" and "mma.m16n8k32".
+ */
+
+#ifndef KERNELS_CUDA_PRIM_CUH
+#define KERNELS_CUDA_PRIM_CUH
+
+#ifdef LLM_CUDA_EMU
+
+#include "t/shim/cuda_shim.h"
+
+#else
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+/* kernel may be in parentheses; arguments are converted as in a call */
+#define LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
+    kernel<<<(grid), (block), (shared_bytes), (stream)>>>(__VA_ARGS__)
+
+/* the dynamic shared memory of the block, aligned to 16 */
+#define DYN_SMEM(type, name)                                               \
+    extern __shared__ __align__(16) unsigned char dynamic_shared_memory[]; \
+    type *name = (type *) dynamic_shared_memory
+
+#endif
+
+#define FULL_MASK 0xffffffffu
+
+
+#ifdef LLM_CUDA_EMU
+
+/* --- loads and stores of 16 bytes; the address is a multiple of 16 --- */
+
+static inline void
+prim_check_aligned(const void *ptr, const char *file, int line)
+{
+    if ((uintptr_t) ptr % 16 != 0) {
+        shim_kernel_fault("%s:%d: %p is not aligned to 16", file, line, ptr);
+    }
+}
+
+
+static inline uint4
+load_v4(const void *ptr, SHIM_FROM)
+{
+    prim_check_aligned(ptr, file, line);
+
+    return *(const uint4 *) ptr;
+}
+
+
+static inline uint4
+load_v4_once(const void *ptr, SHIM_FROM)
+{
+    prim_check_aligned(ptr, file, line);
+
+    return *(const uint4 *) ptr;
+}
+
+
+static inline void
+store_v4(void *ptr, uint4 value, SHIM_FROM)
+{
+    prim_check_aligned(ptr, file, line);
+    *(uint4 *) ptr = value;
+}
+
+
+/* --- integer dot products --- */
+
+static inline int
+dp4a(int a, int b, int c)
+{
+    return __dp4a(a, b, c);
+}
+
+
+static inline int
+dp4a_us(unsigned a, int b, int c)
+{
+    for (int i = 0; i < 32; i += 8) {
+        c += (int) (uint8_t) (a >> i) * (int) (int8_t) (b >> i);
+    }
+
+    return c;
+}
+
+
+/* --- asynchronous copies --- */
+
+static inline void
+cp_async16(void *dst, const void *src, SHIM_FROM)
+{
+    shim_copy_async(dst, src, 16, SHIM_SITE("cp.async"));
+}
+
+
+static inline void
+cp_async16_if(void *dst, const void *src, bool valid, SHIM_FROM)
+{
+    shim_copy_async(dst, src, valid ? 16 : 0, SHIM_SITE("cp.async"));
+}
+
+
+static inline void
+cp_async_commit(void)
+{
+    shim_copy_commit();
+}
+
+
+template <int N>
+static inline void
+cp_async_wait(void)
+{
+    shim_copy_wait(N);
+}
+
+
+/* --- warp reductions --- */
+
+static inline float
+warp_sum(float value, SHIM_FROM)
+{
+    return shim_warp_sum(value, SHIM_SITE("warp_sum"));
+}
+
+
+static inline float
+warp_max(float value, SHIM_FROM)
+{
+    return shim_warp_max(value, SHIM_SITE("warp_max"));
+}
+
+
+static inline int
+warp_sum_int(int value, SHIM_FROM)
+{
+    return shim_warp_sum_int(value, SHIM_SITE("warp_sum_int"));
+}
+
+
+static inline float
+quad_sum(float value, SHIM_FROM)
+{
+    return shim_quad_sum(value, SHIM_SITE("quad_sum"));
+}
+
+
+static inline float
+quad_max(float value, SHIM_FROM)
+{
+    return shim_quad_max(value, SHIM_SITE("quad_max"));
+}
+
+
+/* --- matrix instructions --- */
+
+/* In a function of its own: the read is the kernel's, and sanitizers look. */
+static inline uint32_t
+prim_read(const void *row, int byte)
+{
+    return *(const uint32_t *) ((const char *) row + byte);
+}
+
+
+static inline uint32_t
+prim_read_half(const void *row, int byte)
+{
+    return *(const uint16_t *) ((const char *) row + byte);
+}
+
+
+static inline void
+ldmatrix_x4(uint32_t r[4], const void *row, SHIM_FROM)
+{
+    const void *rows[4];
+
+    shim_matrix_rows(row, rows, SHIM_SITE("ldmatrix"));
+
+    for (int i = 0; i < 4; i++) {
+        r[i] = prim_read(rows[i], shim_lane() % 4 * 4);
+    }
+}
+
+
+static inline void
+ldmatrix_x4_trans(uint32_t r[4], const void *row, SHIM_FROM)
+{
+    const void *rows[8];
+    const int at = shim_lane() / 4 * 2;
+
+    shim_matrix_rows_transposed(row, rows, SHIM_SITE("ldmatrix.trans"));
+
+    for (int i = 0; i < 4; i++) {
+        r[i] = prim_read_half(rows[2 * i], at)
+               | prim_read_half(rows[2 * i + 1], at) << 16;
+    }
+}
+
+
+static inline void
+mma_f16_16816(float d[4], const uint32_t a[4], const uint32_t b[2], SHIM_FROM)
+{
+    shim_mma_16816(SHIM_F16, d, a, b, SHIM_SITE("mma.f16"));
+}
+
+
+static inline void
+mma_bf16_16816(float d[4], const uint32_t a[4], const uint32_t b[2], SHIM_FROM)
+{
+    shim_mma_16816(SHIM_BF16, d, a, b, SHIM_SITE("mma.bf16"));
+}
+
+
+static inline void
+mma_s8_16832(int32_t d[4], const uint32_t a[4], const uint32_t b[2], SHIM_FROM)
+{
+    shim_mma_s8_16832(d, a, b, SHIM_SITE("mma.s8"));
+}
+
+
+/* --- number formats --- */
+
+static inline float
+f16_to_f32(uint16_t bits)
+{
+    return shim_f16_to_f32(bits);
+}
+
+
+static inline uint16_t
+f32_to_f16(float x)
+{
+    return shim_f32_to_f16(x);
+}
+
+
+static inline float
+bf16_to_f32(uint16_t bits)
+{
+    return shim_bf16_to_f32(bits);
+}
+
+
+static inline uint16_t
+f32_to_bf16(float x)
+{
+    return shim_f32_to_bf16(x);
+}
+
+#else
+
+/* --- loads and stores of 16 bytes; the address is a multiple of 16 --- */
+
+/* What nobody writes while the kernel runs. */
+static __device__ __forceinline__ uint4
+load_v4(const void *ptr)
+{
+    return __ldg((const uint4 *) ptr);
+}
+
+
+/* The same for what is read once, as weights are: leaves L1 alone. */
+static __device__ __forceinline__ uint4
+load_v4_once(const void *ptr)
+{
+    uint4 v;
+
+    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+        : "l"(ptr));
+
+    return v;
+}
+
+
+static __device__ __forceinline__ void
+store_v4(void *ptr, uint4 value)
+{
+    *(uint4 *) ptr = value;
+}
+
+
+/* --- integer dot products --- */
+
+/* c + the sum of four products of signed bytes */
+static __device__ __forceinline__ int
+dp4a(int a, int b, int c)
+{
+    return __dp4a(a, b, c);
+}
+
+
+/* the same; the bytes of a are unsigned */
+static __device__ __forceinline__ int
+dp4a_us(unsigned a, int b, int c)
+{
+    int d;
+
+    asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+
+    return d;
+}
+
+
+/* --- asynchronous copies --- */
+
+static __device__ __forceinline__ unsigned
+prim_shared(const void *ptr)
+{
+    return (unsigned) __cvta_generic_to_shared(ptr);
+}
+
+
+/* 16 bytes from global to shared memory; both addresses are multiples of 16.
+ * There after cp_async_wait, for other threads after a barrier behind it. */
+static __device__ __forceinline__ void
+cp_async16(void *dst, const void *src)
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile(
+        "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(prim_shared(dst)),
+        "l"(src)
+        : "memory");
+#else
+    *(uint4 *) dst = *(const uint4 *) src;
+#endif
+}
+
+
+/* The same, or zeros if not valid; src is not read then. */
+static __device__ __forceinline__ void
+cp_async16_if(void *dst, const void *src, bool valid)
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile(
+        "cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(prim_shared(dst)),
+        "l"(src), "r"(valid ? 16 : 0)
+        : "memory");
+#else
+    *(uint4 *) dst = valid ? *(const uint4 *) src : make_uint4(0, 0, 0, 0);
+#endif
+}
+
+
+static __device__ __forceinline__ void
+cp_async_commit(void)
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+
+/* until at most N of this thread's groups are on their way */
+template <int N>
+static __device__ __forceinline__ void
+cp_async_wait(void)
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#endif
+}
+
+
+/* --- warp reductions: all 32 lanes, all get the same result --- */
+
+static __device__ __forceinline__ float
+warp_sum(float value)
+{
+#pragma unroll
+    for (int i = 16; i != 0; i /= 2) {
+        value += __shfl_xor_sync(FULL_MASK, value, i);
+    }
+
+    return value;
+}
+
+
+static __device__ __forceinline__ float
+warp_max(float value)
+{
+#pragma unroll
+    for (int i = 16; i != 0; i /= 2) {
+        value = fmaxf(value, __shfl_xor_sync(FULL_MASK, value, i));
+    }
+
+    return value;
+}
+
+
+static __device__ __forceinline__ int
+warp_sum_int(int value)
+{
+#if __CUDA_ARCH__ >= 800
+    return __reduce_add_sync(FULL_MASK, value);
+#else
+#pragma unroll
+    for (int i = 16; i != 0; i /= 2) {
+        value += __shfl_xor_sync(FULL_MASK, value, i);
+    }
+
+    return value;
+#endif
+}
+
+
+/* of lanes 4i to 4i + 3: a row of an mma's result */
+static __device__ __forceinline__ float
+quad_sum(float value)
+{
+    value += __shfl_xor_sync(FULL_MASK, value, 1);
+    value += __shfl_xor_sync(FULL_MASK, value, 2);
+
+    return value;
+}
+
+
+static __device__ __forceinline__ float
+quad_max(float value)
+{
+    value = fmaxf(value, __shfl_xor_sync(FULL_MASK, value, 1));
+    value = fmaxf(value, __shfl_xor_sync(FULL_MASK, value, 2));
+
+    return value;
+}
+
+
+/* --- matrix instructions: all 32 lanes --- */
+
+/* Four 8x8 matrices of 16-bit numbers from shared memory; lane i points to row
+ * i % 8 of matrix i / 8.  r[m]: of matrix m, row lane / 4, columns
+ * lane % 4 * 2 and the next. */
+static __device__ __forceinline__ void
+ldmatrix_x4(uint32_t r[4], const void *row)
+{
+    asm volatile(
+        "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+        : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+        : "r"(prim_shared(row))
+        : "memory");
+}
+
+
+/* the same of the transposed matrices */
+static __device__ __forceinline__ void
+ldmatrix_x4_trans(uint32_t r[4], const void *row)
+{
+    asm volatile(
+        "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+        : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+        : "r"(prim_shared(row))
+        : "memory");
+}
+
+
+/* d[16, 8] += a[16, 16] · b[16, 8] in f32.  With g = lane / 4, t = lane % 4:
+ * a[0]: row g, k 2t and 2t + 1; a[1]: row g + 8; a[2], a[3]: k + 8;
+ * b[0]: k 2t and 2t + 1, column g; b[1]: k + 8;
+ * d[0], d[1]: row g, columns 2t and 2t + 1; d[2], d[3]: row g + 8. */
+static __device__ __forceinline__ void
+mma_f16_16816(float d[4], const uint32_t a[4], const uint32_t b[2])
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, "
+        "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
+                     "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                     : "r"(a[2 * i]), "r"(a[2 * i + 1]), "r"(b[i]));
+    }
+#endif
+}
+
+
+static __device__ __forceinline__ void
+mma_bf16_16816(float d[4], const uint32_t a[4], const uint32_t b[2])
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
+        "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+    /* no such instruction: the host does not offer bf16 there */
+    __trap();
+#endif
+}
+
+
+/* d[16, 8] += a[16, 32] · b[32, 8] of signed bytes.  With g and t as above:
+ * a[0]: row g, k 4t to 4t + 3; a[1]: row g + 8; a[2], a[3]: k + 16;
+ * b[0]: k 4t to 4t + 3, column g; b[1]: k + 16; d as above. */
+static __device__ __forceinline__ void
+mma_s8_16832(int32_t d[4], const uint32_t a[4], const uint32_t b[2])
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, "
+        "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        /* rows below 8 and above, k below 16 and above */
+        asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 "
+                     "{%0, %1}, {%2}, {%3}, {%0, %1};"
+                     : "+r"(d[i % 2 * 2]), "+r"(d[i % 2 * 2 + 1])
+                     : "r"(a[i]), "r"(b[i / 2]));
+    }
+#endif
+}
+
+
+/* --- number formats, rounded to nearest even --- */
+
+static __device__ __forceinline__ float
+f16_to_f32(uint16_t bits)
+{
+    return __half2float(__ushort_as_half(bits));
+}
+
+
+static __device__ __forceinline__ uint16_t
+f32_to_f16(float x)
+{
+    return __half_as_ushort(__float2half_rn(x));
+}
+
+
+static __device__ __forceinline__ float
+bf16_to_f32(uint16_t bits)
+{
+    return __uint_as_float((unsigned) bits << 16);
+}
+
+
+static __device__ __forceinline__ uint16_t
+f32_to_bf16(float x)
+{
+    return __bfloat16_as_ushort(__float2bfloat16_rn(x));
+}
+
+#endif
+
+
+/* two 16-bit numbers in a word, the first in the low half */
+static __device__ __forceinline__ uint32_t
+pack_halves(uint16_t low, uint16_t high)
+{
+    return low | (uint32_t) high << 16;
+}
+
+
+static __device__ __forceinline__ uint16_t
+low_half(uint32_t word)
+{
+    return (uint16_t) word;
+}
+
+
+static __device__ __forceinline__ uint16_t
+high_half(uint32_t word)
+{
+    return (uint16_t) (word >> 16);
+}
+
+#endif

@@ -1,0 +1,96 @@
+/*
+ * Conversions in integer arithmetic: compilers differ in whether they know a
+ * type for these numbers.
+ */
+
+#include "t/shim/formats.h"
+
+#include <string.h>
+
+
+static uint32_t
+bits_of(float x)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &x, sizeof(bits));
+
+    return bits;
+}
+
+
+static float
+float_of(uint32_t bits)
+{
+    float x;
+
+    memcpy(&x, &bits, sizeof(x));
+
+    return x;
+}
+
+
+float
+shim_f16_to_f32(uint16_t bits)
+{
+    const uint32_t sign = (uint32_t) (bits & 0x8000) << 16;
+    const uint32_t rest = (uint32_t) (bits & 0x7fff) << 13;
+
+    if ((bits & 0x7c00) == 0x7c00) {
+        /* infinite, or NaN, which is quiet then */
+        const uint32_t quiet = (bits & 0x3ff) != 0 ? 0x400000 : 0;
+
+        return float_of(sign | 0x7f800000 | rest | quiet);
+    }
+
+    /* the exponent counts from 127 instead of 15; exact, and also right for
+     * numbers below the normal ones */
+    return float_of(bits_of(float_of(rest) * 0x1p112f) | sign);
+}
+
+
+uint16_t
+shim_f32_to_f16(float x)
+{
+    const uint32_t bits = bits_of(x);
+    const uint32_t sign = bits >> 16 & 0x8000;
+    const uint32_t rest = bits & 0x7fffffff;
+
+    if (rest > 0x7f800000) {
+        return 0x7fff;
+    }
+
+    if (rest >= 0x47800000) {
+        /* 65536 and above */
+        return sign | 0x7c00;
+    }
+
+    if (rest < 0x38800000) {
+        /* below the normal ones: the addition rounds */
+        return sign | (bits_of(float_of(rest) + 0.5f) - 0x3f000000);
+    }
+
+    const uint32_t odd = rest >> 13 & 1;
+
+    return sign | ((rest - 0x38000000 + 0xfff + odd) >> 13);
+}
+
+
+float
+shim_bf16_to_f32(uint16_t bits)
+{
+    return float_of((uint32_t) bits << 16);
+}
+
+
+uint16_t
+shim_f32_to_bf16(float x)
+{
+    const uint32_t bits = bits_of(x);
+
+    if ((bits & 0x7fffffff) > 0x7f800000) {
+        return 0x7fff;
+    }
+
+    return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}

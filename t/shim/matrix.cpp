@@ -1,0 +1,403 @@
+/*
+ * The lane that comes last computes for the whole warp: one rendezvous for what
+ * would be five, and a product of matrices as one loop.
+ */
+
+#include "t/shim/formats.h"
+#include "t/shim/matrix.h"
+#include "t/shim/worker.h"
+
+#define ALL 0xffffffffu
+#define ROWS 16
+#define COLUMNS 8
+
+
+static void
+check_full(const shim_slots_t *slots)
+{
+    if (slots->lanes != ALL) {
+        shim_kernel_fault("a collective of the whole warp in one of %d lanes",
+                          __builtin_popcount(slots->lanes));
+    }
+}
+
+
+/* --- sums --- */
+
+static float
+larger(float a, float b)
+{
+    /* as fmaxf: a NaN loses */
+    return a > b || b != b ? a : b;
+}
+
+
+static float *
+float_in(shim_slots_t *slots, int lane)
+{
+    return (float *) slots->in[lane];
+}
+
+
+static float *
+float_out(shim_slots_t *slots, int lane)
+{
+    return (float *) slots->out[lane];
+}
+
+
+static void
+sum_all(shim_slots_t *slots)
+{
+    float v[SHIM_LANES];
+
+    check_full(slots);
+
+    for (int i = 0; i < SHIM_LANES; i++) {
+        v[i] = *float_in(slots, i);
+    }
+
+    for (int half = SHIM_LANES / 2; half != 0; half /= 2) {
+        for (int i = 0; i < half; i++) {
+            v[i] += v[i + half];
+        }
+    }
+
+    for (int i = 0; i < SHIM_LANES; i++) {
+        *float_out(slots, i) = v[0];
+    }
+}
+
+
+static void
+max_all(shim_slots_t *slots)
+{
+    float best = *float_in(slots, 0);
+
+    check_full(slots);
+
+    for (int i = 1; i < SHIM_LANES; i++) {
+        best = larger(best, *float_in(slots, i));
+    }
+
+    for (int i = 0; i < SHIM_LANES; i++) {
+        *float_out(slots, i) = best;
+    }
+}
+
+
+static void
+sum_int_all(shim_slots_t *slots)
+{
+    uint32_t sum = 0;
+
+    check_full(slots);
+
+    for (int i = 0; i < SHIM_LANES; i++) {
+        sum += *(const shim_word_t *) slots->in[i];
+    }
+
+    for (int i = 0; i < SHIM_LANES; i++) {
+        *(shim_word_t *) slots->out[i] = sum;
+    }
+}
+
+
+static void
+sum_quads(shim_slots_t *slots)
+{
+    check_full(slots);
+
+    for (int i = 0; i < SHIM_LANES; i += 4) {
+        const float low = *float_in(slots, i) + *float_in(slots, i + 1);
+        const float high = *float_in(slots, i + 2) + *float_in(slots, i + 3);
+
+        for (int j = i; j < i + 4; j++) {
+            *float_out(slots, j) = low + high;
+        }
+    }
+}
+
+
+static void
+max_quads(shim_slots_t *slots)
+{
+    check_full(slots);
+
+    for (int i = 0; i < SHIM_LANES; i += 4) {
+        float best = *float_in(slots, i);
+
+        for (int j = i + 1; j < i + 4; j++) {
+            best = larger(best, *float_in(slots, j));
+        }
+
+        for (int j = i; j < i + 4; j++) {
+            *float_out(slots, j) = best;
+        }
+    }
+}
+
+
+static float
+reduce(void (*compute)(shim_slots_t *), float value, shim_site_t site)
+{
+    const shim_collective_t collective = { sizeof(float), sizeof(float),
+                                           compute };
+    float result = 0;
+
+    shim_collective(ALL, &collective, &value, &result, site);
+
+    return result;
+}
+
+
+float
+shim_warp_sum(float value, shim_site_t site)
+{
+    return reduce(sum_all, value, site);
+}
+
+
+float
+shim_warp_max(float value, shim_site_t site)
+{
+    return reduce(max_all, value, site);
+}
+
+
+float
+shim_quad_sum(float value, shim_site_t site)
+{
+    return reduce(sum_quads, value, site);
+}
+
+
+float
+shim_quad_max(float value, shim_site_t site)
+{
+    return reduce(max_quads, value, site);
+}
+
+
+int
+shim_warp_sum_int(int value, shim_site_t site)
+{
+    static const shim_collective_t collective = { sizeof(int), sizeof(int),
+                                                  sum_int_all };
+    int result = 0;
+
+    shim_collective(ALL, &collective, &value, &result, site);
+
+    return result;
+}
+
+
+/* --- ldmatrix --- */
+
+static const void *
+row_of(const shim_slots_t *slots, int lane)
+{
+    const void *row;
+
+    shim_move(&row, slots->in[lane], sizeof(row));
+
+    if ((uintptr_t) row % 16 != 0) {
+        shim_kernel_fault("ldmatrix: row %p of lane %d is not aligned to 16",
+                          row, lane);
+    }
+
+    return row;
+}
+
+
+static void
+deal_rows(shim_slots_t *slots)
+{
+    check_full(slots);
+
+    for (int lane = 0; lane < SHIM_LANES; lane++) {
+        const void *rows[4];
+
+        for (int i = 0; i < 4; i++) {
+            rows[i] = row_of(slots, i * 8 + lane / 4);
+        }
+
+        shim_move(slots->out[lane], rows, sizeof(rows));
+    }
+}
+
+
+static void
+deal_rows_transposed(shim_slots_t *slots)
+{
+    check_full(slots);
+
+    for (int lane = 0; lane < SHIM_LANES; lane++) {
+        const void *rows[8];
+
+        for (int i = 0; i < 8; i++) {
+            rows[i] = row_of(slots, i / 2 * 8 + lane % 4 * 2 + i % 2);
+        }
+
+        shim_move(slots->out[lane], rows, sizeof(rows));
+    }
+}
+
+
+void
+shim_matrix_rows(const void *row, const void *rows[4], shim_site_t site)
+{
+    static const shim_collective_t collective
+        = { sizeof(row), 4 * sizeof(row), deal_rows };
+
+    shim_collective(ALL, &collective, &row, rows, site);
+}
+
+
+void
+shim_matrix_rows_transposed(const void *row, const void *rows[8],
+                            shim_site_t site)
+{
+    static const shim_collective_t collective
+        = { sizeof(row), 8 * sizeof(row), deal_rows_transposed };
+
+    shim_collective(ALL, &collective, &row, rows, site);
+}
+
+
+/* --- mma --- */
+
+/* what a lane brings, as numbers; k of a[i]: see fragment_k */
+typedef struct {
+    float a[8], b[4], d[4];
+} floats_t;
+
+typedef struct {
+    uint32_t a[4], b[2];
+    int32_t d[4];
+} bytes_t;
+
+
+static void
+multiply_floats(shim_slots_t *slots)
+{
+    float a[ROWS][16], b[16][COLUMNS], sum[ROWS][COLUMNS] = {};
+
+    check_full(slots);
+
+    for (int lane = 0; lane < SHIM_LANES; lane++) {
+        const floats_t *in = (const floats_t *) slots->in[lane];
+        const int group = lane / 4, at = lane % 4 * 2;
+
+        for (int i = 0; i < 8; i++) {
+            a[group + i / 2 % 2 * 8][at + i % 2 + i / 4 * 8] = in->a[i];
+        }
+
+        for (int i = 0; i < 4; i++) {
+            b[at + i % 2 + i / 2 * 8][group] = in->b[i];
+        }
+    }
+
+    for (int row = 0; row < ROWS; row++) {
+        for (int k = 0; k < 16; k++) {
+            for (int column = 0; column < COLUMNS; column++) {
+                sum[row][column] += a[row][k] * b[k][column];
+            }
+        }
+    }
+
+    for (int lane = 0; lane < SHIM_LANES; lane++) {
+        const floats_t *in = (const floats_t *) slots->in[lane];
+
+        for (int i = 0; i < 4; i++) {
+            ((float *) slots->out[lane])[i]
+                = in->d[i] + sum[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
+        }
+    }
+}
+
+
+void
+shim_mma_16816(shim_half_t type, float d[4], const uint32_t a[4],
+               const uint32_t b[2], shim_site_t site)
+{
+    static const shim_collective_t collective
+        = { sizeof(floats_t), 4 * sizeof(float), multiply_floats };
+    float (*const convert)(uint16_t)
+        = type == SHIM_F16 ? shim_f16_to_f32 : shim_bf16_to_f32;
+    floats_t in;
+
+    for (int i = 0; i < 8; i++) {
+        in.a[i] = convert(a[i / 2] >> i % 2 * 16);
+    }
+
+    for (int i = 0; i < 4; i++) {
+        in.b[i] = convert(b[i / 2] >> i % 2 * 16);
+    }
+
+    shim_move(in.d, d, sizeof(in.d));
+    shim_collective(ALL, &collective, &in, d, site);
+}
+
+
+static int8_t
+byte_of(uint32_t word, int i)
+{
+    return (int8_t) (word >> 8 * i);
+}
+
+
+static void
+multiply_bytes(shim_slots_t *slots)
+{
+    int32_t a[ROWS][32], b[32][COLUMNS], sum[ROWS][COLUMNS] = {};
+
+    check_full(slots);
+
+    for (int lane = 0; lane < SHIM_LANES; lane++) {
+        const bytes_t *in = (const bytes_t *) slots->in[lane];
+        const int group = lane / 4, at = lane % 4 * 4;
+
+        for (int i = 0; i < 16; i++) {
+            a[group + i / 4 % 2 * 8][at + i % 4 + i / 8 * 16]
+                = byte_of(in->a[i / 4], i % 4);
+        }
+
+        for (int i = 0; i < 8; i++) {
+            b[at + i % 4 + i / 4 * 16][group] = byte_of(in->b[i / 4], i % 4);
+        }
+    }
+
+    for (int row = 0; row < ROWS; row++) {
+        for (int k = 0; k < 32; k++) {
+            for (int column = 0; column < COLUMNS; column++) {
+                sum[row][column] += a[row][k] * b[k][column];
+            }
+        }
+    }
+
+    for (int lane = 0; lane < SHIM_LANES; lane++) {
+        const bytes_t *in = (const bytes_t *) slots->in[lane];
+
+        for (int i = 0; i < 4; i++) {
+            ((shim_word_t *) slots->out[lane])[i]
+                = (uint32_t) in->d[i]
+                  + sum[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
+        }
+    }
+}
+
+
+void
+shim_mma_s8_16832(int32_t d[4], const uint32_t a[4], const uint32_t b[2],
+                  shim_site_t site)
+{
+    static const shim_collective_t collective
+        = { sizeof(bytes_t), 4 * sizeof(int32_t), multiply_bytes };
+    bytes_t in;
+
+    shim_move(in.a, a, sizeof(in.a));
+    shim_move(in.b, b, sizeof(in.b));
+    shim_move(in.d, d, sizeof(in.d));
+    shim_collective(ALL, &collective, &in, d, site);
+}

@@ -1,0 +1,67 @@
+/*
+ * Settings of the emulation, read once from the environment; tests change them
+ * between launches.  And what has been done so far, for tests that count.
+ */
+
+#ifndef T_SHIM_OPTIONS_H
+#define T_SHIM_OPTIONS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct {
+    /* LLM_SHIM_SEED: 0 runs threads in order and streams as late as possible;
+     * others give warps random priorities that change at random moments (PCT,
+     * Burckhardt et al., ASPLOS 2010), and let streams run ahead at random */
+    uint64_t seed;
+
+    /* LLM_SHIM_WORKERS: OS threads that run blocks; one under sanitizers */
+    int workers;
+
+    /* LLM_SHIM_PROTECT: device memory may not be touched by host code */
+    bool protect;
+
+    /* LLM_SHIM_MEMORY: bytes of the device */
+    size_t memory;
+
+    /* LLM_SHIM_DEVICE: "none", "old" (a driver older than the runtime), or a
+     * compute capability as "80" */
+    const char *device;
+
+    /* LLM_SHIM_CUBLAS=none: there is no library */
+    bool no_cublas;
+} shim_options_t;
+
+/* what can be made to fail */
+typedef enum {
+    SHIM_FAIL_MALLOC, /* cudaMalloc: out of memory */
+    SHIM_FAIL_HOST,   /* cudaHostAlloc: out of memory */
+    SHIM_FAIL_LAUNCH, /* a kernel is refused at once */
+    SHIM_FAIL_ASYNC,  /* a kernel dies while it runs: the error stays */
+    SHIM_FAIL_CALL,   /* any call that returns an error */
+    SHIM_FAIL_KINDS
+} shim_fail_t;
+
+typedef struct {
+    uint64_t launches; /* kernels run, those of graphs included */
+    uint64_t blocks;
+    uint64_t threads;
+    uint64_t switches;
+    uint64_t copies;
+    uint64_t pageable_copies; /* asynchronous ones that are not */
+    uint64_t graph_launches;
+} shim_stats_t;
+
+extern shim_stats_t shim_stats;
+
+shim_options_t *shim_options(void);
+
+/* The nth (from 1) event of the kind from now on fails, once; 0: none.  Also
+ * LLM_SHIM_FAIL=malloc:3,async:7. */
+void shim_fail_at(shim_fail_t kind, uint64_t n);
+
+/* Counts one event: whether it is to fail. */
+bool shim_fails(shim_fail_t kind);
+
+#endif

@@ -1,0 +1,565 @@
+/*
+ * Streams, events, copies.  An operation runs when somebody waits for it, for
+ * what comes behind it, or, with a seed, at a random call before that.
+ */
+
+#include "t/shim/options.h"
+#include "t/shim/stream.h"
+#include "t/shim/worker.h"
+
+#include <pthread.h>
+#include <time.h>
+
+static pthread_mutex_t *
+lock(void)
+{
+    static pthread_mutex_t mutex = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+
+    return &mutex;
+}
+
+
+std::vector<cudaStream_t> &
+shim_streams(void)
+{
+    /* the first is the null stream */
+    static std::vector<cudaStream_t> *streams;
+
+    if (streams == NULL) {
+        streams = new std::vector<cudaStream_t>;
+        streams->push_back(new shim_stream_s());
+        streams->front()->blocking = true;
+    }
+
+    return *streams;
+}
+
+
+cudaStream_t
+shim_stream(cudaStream_t stream)
+{
+    if (stream == NULL) {
+        return shim_streams().front();
+    }
+
+    for (cudaStream_t one : shim_streams()) {
+        if (one == stream) {
+            return one;
+        }
+    }
+
+    return NULL;
+}
+
+
+static void
+run_one(cudaStream_t stream)
+{
+    shim_op_s op = std::move(stream->queue.front());
+
+    stream->queue.pop_front();
+
+    for (const shim_point_t &point : op.after) {
+        shim_run_until(point.stream, point.number);
+    }
+
+    /* after an error that stays, nothing runs */
+    if (shim_sticky() == cudaSuccess) {
+        op.run();
+    }
+
+    stream->n_done++;
+}
+
+
+void
+shim_run_until(cudaStream_t stream, uint64_t number)
+{
+    if (stream->n_done >= number) {
+        return;
+    }
+
+    shim_memory_open();
+
+    while (stream->n_done < number) {
+        run_one(stream);
+    }
+
+    shim_memory_check("operations of a stream");
+    shim_memory_close();
+}
+
+
+void
+shim_run_all(void)
+{
+    for (cudaStream_t stream : shim_streams()) {
+        shim_run_until(stream, stream->n_issued);
+    }
+}
+
+
+/* Lets a random stream run a little. */
+static void
+run_ahead(void)
+{
+    static uint64_t state;
+    static bool running;
+    const uint64_t seed = shim_options()->seed;
+
+    if (seed == 0 || running) {
+        return;
+    }
+
+    const uint64_t draw = shim_random(&state) ^ seed * 0x9e3779b97f4a7c15ull;
+    std::vector<cudaStream_t> &streams = shim_streams();
+    cudaStream_t stream = streams[(draw >> 8) % streams.size()];
+
+    running = true;
+
+    for (uint64_t n = draw % 4; n > 1 && !stream->queue.empty(); n--) {
+        shim_run_until(stream, stream->n_done + 1);
+    }
+
+    running = false;
+}
+
+
+shim_entry_t::shim_entry_t(void)
+{
+    pthread_mutex_lock(lock());
+    run_ahead();
+}
+
+
+shim_entry_t::~shim_entry_t(void)
+{
+    pthread_mutex_unlock(lock());
+}
+
+
+cudaError_t
+shim_enqueue(cudaStream_t handle, shim_op_s op)
+{
+    cudaStream_t stream = shim_stream(handle);
+    cudaStream_t null = shim_streams().front();
+
+    if (stream == NULL) {
+        return shim_error(cudaErrorInvalidResourceHandle);
+    }
+
+    if (stream->capture != NULL) {
+        stream->n_captured++;
+        stream->capture->ops.push_back(
+            std::make_shared<shim_op_s>(std::move(op)));
+
+        return cudaSuccess;
+    }
+
+    if (stream == null) {
+        if (shim_breaks_capture()) {
+            return shim_error(cudaErrorStreamCaptureImplicit);
+        }
+
+        for (cudaStream_t other : shim_streams()) {
+            if (other != null && other->blocking) {
+                op.after.push_back({ other, other->n_issued });
+            }
+        }
+
+    } else if (stream->blocking) {
+        op.after.push_back({ null, null->n_issued });
+    }
+
+    stream->n_issued++;
+    stream->queue.push_back(std::move(op));
+
+    return cudaSuccess;
+}
+
+
+cudaError_t
+cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags)
+{
+    shim_entry_t entry;
+    const cudaError_t error = shim_call_begin();
+
+    if (error != cudaSuccess) {
+        return error;
+    }
+
+    *stream = new shim_stream_s();
+    (*stream)->blocking = (flags & cudaStreamNonBlocking) == 0;
+    shim_streams().push_back(*stream);
+
+    return cudaSuccess;
+}
+
+
+cudaError_t
+cudaStreamCreate(cudaStream_t *stream)
+{
+    return cudaStreamCreateWithFlags(stream, cudaStreamDefault);
+}
+
+
+cudaError_t
+cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags,
+                             int priority)
+{
+    (void) priority;
+
+    return cudaStreamCreateWithFlags(stream, flags);
+}
+
+
+cudaError_t
+cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
+{
+    *least = 0;
+    *greatest = -5;
+
+    return shim_call_begin();
+}
+
+
+cudaError_t
+cudaStreamDestroy(cudaStream_t stream)
+{
+    shim_entry_t entry;
+    const cudaError_t error = shim_call_begin();
+
+    /* others may still name it as something to wait for */
+    static std::vector<cudaStream_t> *ended = new std::vector<cudaStream_t>;
+
+    if (stream == NULL || shim_stream(stream) == NULL) {
+        return shim_error(cudaErrorInvalidResourceHandle);
+    }
+
+    shim_run_until(stream, stream->n_issued);
+
+    std::vector<cudaStream_t> &streams = shim_streams();
+
+    for (size_t i = 1; i < streams.size(); i++) {
+        if (streams[i] == stream) {
+            streams.erase(streams.begin() + i);
+            break;
+        }
+    }
+
+    ended->push_back(stream);
+
+    return error;
+}
+
+
+/* The stream, if it may be waited for now. */
+static cudaError_t
+waitable(cudaStream_t handle, cudaStream_t *stream)
+{
+    const cudaError_t error = shim_call_begin();
+
+    *stream = shim_stream(handle);
+
+    if (error != cudaSuccess) {
+        return error;
+    }
+
+    if (*stream == NULL) {
+        return shim_error(cudaErrorInvalidResourceHandle);
+    }
+
+    if ((*stream)->capture != NULL) {
+        (*stream)->capture->broken = true;
+        return shim_error(cudaErrorStreamCaptureUnsupported);
+    }
+
+    return cudaSuccess;
+}
+
+
+cudaError_t
+cudaStreamSynchronize(cudaStream_t handle)
+{
+    shim_entry_t entry;
+    cudaStream_t stream;
+    const cudaError_t error = waitable(handle, &stream);
+
+    if (error != cudaSuccess) {
+        return error;
+    }
+
+    shim_run_until(stream, stream->n_issued);
+
+    return shim_error(shim_sticky());
+}
+
+
+cudaError_t
+cudaStreamQuery(cudaStream_t handle)
+{
+    shim_entry_t entry;
+    cudaStream_t stream;
+    const cudaError_t error = waitable(handle, &stream);
+
+    if (error != cudaSuccess) {
+        return error;
+    }
+
+    if (stream->n_done == stream->n_issued) {
+        return cudaSuccess;
+    }
+
+    /* whoever asks again and again gets there */
+    shim_run_until(stream, stream->n_done + 1);
+
+    return shim_sticky() != cudaSuccess ? shim_error(shim_sticky())
+                                        : cudaErrorNotReady;
+}
+
+
+cudaError_t
+cudaDeviceSynchronize(void)
+{
+    shim_entry_t entry;
+    const cudaError_t error = shim_call_begin();
+
+    if (error != cudaSuccess) {
+        return error;
+    }
+
+    if (shim_breaks_capture()) {
+        return shim_error(cudaErrorStreamCaptureUnsupported);
+    }
+
+    shim_run_all();
+
+    return shim_error(shim_sticky());
+}
+
+
+cudaError_t
+cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *data)
+{
+    shim_entry_t entry;
+    const cudaError_t error = shim_call_begin();
+
+    if (error != cudaSuccess) {
+        return error;
+    }
+
+    const auto run = [=] {
+        shim_memory_close();
+        fn(data);
+        shim_memory_open();
+    };
+
+    return shim_enqueue(stream, { cudaGraphNodeTypeHost, run, {}, NULL });
+}
+
+
+/* --- events --- */
+
+static double
+now_ms(void)
+{
+    struct timespec time;
+
+    clock_gettime(CLOCK_MONOTONIC, &time);
+
+    return time.tv_sec * 1e3 + time.tv_nsec * 1e-6;
+}
+
+
+cudaError_t
+cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags)
+{
+    shim_entry_t entry;
+    const cudaError_t error = shim_call_begin();
+
+    if (error != cudaSuccess) {
+        return error;
+    }
+
+    *event = new shim_event_s();
+    (*event)->timing = (flags & cudaEventDisableTiming) == 0;
+
+    return cudaSuccess;
+}
+
+
+cudaError_t
+cudaEventCreate(cudaEvent_t *event)
+{
+    return cudaEventCreateWithFlags(event, cudaEventDefault);
+}
+
+
+cudaError_t
+cudaEventDestroy(cudaEvent_t event)
+{
+    shim_entry_t entry;
+    const cudaError_t error = shim_call_begin();
+
+    /* its operation writes the time into it */
+    if (event->point.stream != NULL) {
+        shim_run_until(event->point.stream, event->point.number);
+    }
+
+    delete event;
+
+    return error;
+}
+
+
+cudaError_t
+cudaEventRecord(cudaEvent_t event, cudaStream_t handle)
+{
+    shim_entry_t entry;
+    cudaError_t error = shim_call_begin();
+    cudaStream_t stream = shim_stream(handle);
+
+    if (error != cudaSuccess) {
+        return error;
+    }
+
+    if (stream == NULL) {
+        return shim_error(cudaErrorInvalidResourceHandle);
+    }
+
+    event->capture = stream->capture;
+
+    if (stream->capture != NULL) {
+        event->point = { stream, 0 };
+        event->n_captured = stream->n_captured;
+        return cudaSuccess;
+    }
+
+    const auto run = [=] { event->time = now_ms(); };
+
+    error = shim_enqueue(stream, { cudaGraphNodeTypeEmpty, run, {}, NULL });
+    event->point = { stream, stream->n_issued };
+
+    return error;
+}
+
+
+/* In a capture: the stream joins it, or its origin waits for another. */
+static cudaError_t
+wait_captured(cudaStream_t stream, cudaEvent_t event)
+{
+    if (stream->capture == NULL && event->capture != NULL) {
+        stream->capture = event->capture;
+        stream->n_captured = 0;
+        stream->n_joined = 0;
+    }
+
+    if (stream->capture != event->capture) {
+        stream->capture->broken = true;
+        return shim_error(cudaErrorStreamCaptureIsolation);
+    }
+
+    event->point.stream->n_joined = event->n_captured;
+
+    return cudaSuccess;
+}
+
+
+cudaError_t
+cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned flags)
+{
+    shim_entry_t entry;
+    const cudaError_t error = shim_call_begin();
+    cudaStream_t stream = shim_stream(handle);
+
+    (void) flags;
+
+    if (error != cudaSuccess) {
+        return error;
+    }
+
+    if (stream == NULL) {
+        return shim_error(cudaErrorInvalidResourceHandle);
+    }
+
+    if (stream->capture != NULL || event->capture != NULL) {
+        return wait_captured(stream, event);
+    }
+
+    if (event->point.stream == NULL) {
+        return cudaSuccess;
+    }
+
+    return shim_enqueue(
+        stream, { cudaGraphNodeTypeEmpty, [] {}, { event->point }, NULL });
+}
+
+
+cudaError_t
+cudaEventSynchronize(cudaEvent_t event)
+{
+    shim_entry_t entry;
+    const cudaError_t error = shim_call_begin();
+
+    if (error != cudaSuccess) {
+        return error;
+    }
+
+    if (event->capture != NULL) {
+        return shim_error(cudaErrorStreamCaptureUnsupported);
+    }
+
+    if (event->point.stream != NULL) {
+        shim_run_until(event->point.stream, event->point.number);
+    }
+
+    return shim_error(shim_sticky());
+}
+
+
+cudaError_t
+cudaEventQuery(cudaEvent_t event)
+{
+    shim_entry_t entry;
+    const cudaError_t error = shim_call_begin();
+    cudaStream_t stream = event->point.stream;
+
+    if (error != cudaSuccess || stream == NULL
+        || stream->n_done >= event->point.number)
+    {
+        return error;
+    }
+
+    shim_run_until(stream, stream->n_done + 1);
+
+    return shim_sticky() != cudaSuccess ? shim_error(shim_sticky())
+                                        : cudaErrorNotReady;
+}
+
+
+cudaError_t
+cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to)
+{
+    shim_entry_t entry;
+    const cudaError_t error = shim_call_begin();
+
+    if (error != cudaSuccess) {
+        return error;
+    }
+
+    if (!from->timing || !to->timing || from->point.stream == NULL
+        || to->point.stream == NULL)
+    {
+        return shim_error(cudaErrorInvalidResourceHandle);
+    }
+
+    if (from->point.stream->n_done < from->point.number
+        || to->point.stream->n_done < to->point.number)
+    {
+        return cudaErrorNotReady;
+    }
+
+    *ms = to->time - from->time;
+
+    return cudaSuccess;
+}

@@ -1,0 +1,103 @@
+/*
+ * Streams inside the emulation.  Each operation knows which operations of other
+ * streams must have run before it (events, the null stream), and running it
+ * runs those first.  One lock protects all of it: memory.cpp, stream.cpp,
+ * graph.cpp, runtime.cpp.
+ */
+
+#ifndef T_SHIM_STREAM_H
+#define T_SHIM_STREAM_H
+
+#include "t/shim/runtime.h"
+
+#include <deque>
+#include <functional>
+#include <vector>
+
+/* all before the operation with this number has run, and itself */
+typedef struct {
+    cudaStream_t stream;
+    uint64_t number;
+} shim_point_t;
+
+struct shim_op_s {
+    cudaGraphNodeType type;
+    std::function<void()> run;
+    std::vector<shim_point_t> after;
+    const void *kernel; /* of a launch */
+};
+
+struct shim_stream_s {
+    std::deque<shim_op_s> queue;
+    uint64_t n_issued;
+    uint64_t n_done;
+    bool blocking; /* takes turns with the null stream */
+    bool alive;
+    cudaGraph_t capture;  /* what is captured here, or NULL */
+    uint64_t n_captured;  /* operations of it that came by this stream */
+    uint64_t n_joined;    /* of those, the ones its origin has waited for */
+};
+
+struct shim_event_s {
+    shim_point_t point; /* stream NULL: never recorded */
+    cudaGraph_t capture;
+    uint64_t n_captured; /* of the stream it was recorded in */
+    double time;
+    bool timing;
+};
+
+struct shim_graph_s {
+    std::vector<std::shared_ptr<shim_op_s>> ops;
+    cudaStream_t origin;
+    bool broken; /* something that cannot be captured was tried */
+};
+
+struct shim_exec_s {
+    std::vector<std::shared_ptr<shim_op_s>> ops;
+};
+
+/* Holds the lock, lets streams run ahead if the seed says so. */
+struct shim_entry_t {
+    shim_entry_t(void);
+    ~shim_entry_t(void);
+};
+
+/* The state that errors leave: pending is told once, sticky for ever. */
+cudaError_t shim_error(cudaError_t error);
+cudaError_t shim_sticky(void);
+void shim_make_sticky(cudaError_t error);
+
+/* What a call returns before it does anything: sticky or injected error. */
+cudaError_t shim_call_begin(void);
+
+/* NULL is the null stream; what no stream is gives NULL. */
+cudaStream_t shim_stream(cudaStream_t stream);
+std::vector<cudaStream_t> &shim_streams(void);
+
+/* Queues an operation, or adds it to what the stream captures. */
+cudaError_t shim_enqueue(cudaStream_t stream, shim_op_s op);
+
+/* Runs a stream up to an operation; everything. */
+void shim_run_until(cudaStream_t stream, uint64_t number);
+void shim_run_all(void);
+
+/* What may not be called while a stream is captured; true: it was, and the
+ * capture is lost. */
+bool shim_breaks_capture(void);
+
+/* --- memory (memory.cpp) --- */
+
+/* While operations run, device memory may be touched (nests). */
+void shim_memory_open(void);
+void shim_memory_close(void);
+
+bool shim_on_device(const void *ptr);
+bool shim_is_pinned(const void *ptr, size_t n_bytes);
+
+/* Whether the bytes are within one allocation. */
+bool shim_is_allocated(const void *ptr, size_t n_bytes);
+
+/* Finds what was written between allocations, and aborts. */
+void shim_memory_check(const char *after);
+
+#endif
