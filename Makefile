@@ -80,7 +80,7 @@ NVCCFLAGS += -std=c++17 -O3 -fmad=false -lineinfo -I. -t2 \
     $(foreach a,$(lastword $(CUDA_ARCHS)), \
     -gencode arch=compute_$a$(,)code=compute_$a)
 , := ,
-CXXFLAGS += -std=c++17 -D_GNU_SOURCE -DLLM_CUDA_EMU -Wall -Wextra -Werror \
+CXXFLAGS += -std=c++17 -D_GNU_SOURCE -DLLM_CUDA_EMU -Wall -Wextra -Werror -Wno-unknown-pragmas \
     -g $(if $(SAN),-O1,-O2) -ffp-contract=off -fPIC $(SANFLAGS) -I.
 
 ENGINE_OBJ := $(call objs,$(ENGINE_SRC) $(KERNEL_SRC))
