@@ -46,7 +46,10 @@ typedef struct {
     int layer;
     void *scratch; /* cuda_attn_scratch_bytes(), 256-byte aligned; one stream
                       uses it, one launch after the other */
+    size_t scratch_bytes;
     cudaStream_t stream;
+    int window;    /* positions that a row sees, its own among them; 0: all */
+    float softcap; /* scores become softcap * tanh(score / softcap); 0: none */
 } cuda_attn_call_t;
 
 

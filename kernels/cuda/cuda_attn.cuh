@@ -1,0 +1,831 @@
+/*
+ * The arithmetic of paged attention on the GPU: one warp, 16 rows (a row is a
+ * query head of a token) and a block of 64 tokens in four pages.
+ *
+ * Scores and sums of V are products of tensor cores, m16n8k16 with sums in
+ * f32.  K and V go in exactly: as f16 they are; a q8_0's bytes go as bf16, its
+ * scales are applied to the scores, and to the weights of V.  What comes from
+ * f32, queries and weights, goes in twice, rounded and what rounding left
+ * over, so that next to nothing is lost; as f16 it is scaled into range by a
+ * power of two, a row's queries by their own.
+ *
+ * A row's order is fixed: blocks begin at multiples of 64, each has a maximum,
+ * a sum and an o of its own; these are merged, ascending, to those of a split
+ * of 256 tokens, and splits, ascending, to those of the row (merge_states()).
+ * Elements of a product do not depend on other rows, tokens that a row does
+ * not see weigh exactly 0, and what is not finite is kept out of products.  So
+ * it does not matter which rows share a tile, or what computes the splits.
+ *
+ * A dot product has no order of its own: a lane loads what lies side by side
+ * in memory, 16 bytes at once, and the k and n of mma.sync are counted so that
+ * this is the lane's part (key_dim(), value_dim()).  So nothing of K and V
+ * passes through shared memory.
+ */
+
+#ifndef KERNELS_CUDA_CUDA_ATTN_CUH
+#define KERNELS_CUDA_CUDA_ATTN_CUH
+
+#include "kernels/cuda/cuda_kv.h"
+
+enum {
+    ATTN_ROWS = 16,   /* of a warp */
+    ATTN_TOKENS = 64, /* of a block */
+    ATTN_PAGES = ATTN_TOKENS / OP_PAGE,
+    ATTN_TILES = ATTN_TOKENS / 8, /* of 8 tokens, n of mma.sync */
+    ATTN_FRAGMENT = 8             /* words of a lane: rounded, left over */
+};
+
+#define ATTN_WEIGHT 16384.0f /* what the largest weight of a block is */
+
+typedef struct {
+    const uint8_t *page[ATTN_PAGES]; /* records of the KV head */
+    int n_pages;
+    int first;    /* position of the first token */
+    int end;      /* no row sees this position */
+    int window;   /* positions that a row sees, itself among them; 0: all */
+    float softcap; /* 0: none */
+} attn_block_t;
+
+/* Of the lane's rows, lane / 4 and lane / 4 + 8. */
+typedef struct {
+    int pos[2];    /* −1: no such row */
+    float unit[2]; /* what a score is to be multiplied with */
+} attn_rows_t;
+
+/* A maximum, a sum of weights, and [..][row, column] of o elsewhere.  sum is 0
+ * if nothing was seen. */
+typedef struct {
+    float max[2];
+    float sum[2];
+} attn_state_t;
+
+
+/* For x ≤ 0; below −87 as at −87, about 1.6e-38; NaN stays. */
+static __device__ __forceinline__ float
+attn_exp(float x)
+{
+    const float at = x < -87.0f ? -87.0f : x;
+    const float t = fmaf(at, 1.44269504f, 12582912.0f);
+    const float n = t - 12582912.0f;
+    const float r = fmaf(n, -1.42860677e-6f, fmaf(n, -0.693145752f, at));
+    float p = fmaf(1.3888889e-3f, r, 8.3333333e-3f);
+
+    p = fmaf(p, r, 4.1666667e-2f);
+    p = fmaf(p, r, 1.6666667e-1f);
+    p = fmaf(p, r, 0.5f);
+    p = fmaf(p, r, 1.0f);
+    p = fmaf(p, r, 1.0f);
+
+    return x == x ? __int_as_float((int) ((unsigned) __float_as_int(p)
+                                          + ((unsigned) __float_as_int(t)
+                                             << 23)))
+                  : x;
+}
+
+
+/* cap * tanh(x / cap) */
+static __device__ __forceinline__ float
+attn_softcap(float x, float cap)
+{
+    const float e = attn_exp(-2.0f * fabsf(x / cap));
+    const float y = cap * ((1.0f - e) / (1.0f + e));
+
+    return x < 0.0f ? -y : y;
+}
+
+
+/* How what came later joins what came before; then o = o * keep + later o *
+ * take. */
+static __device__ __forceinline__ void
+attn_factors(float *max, float *sum, float later_max, float later_sum,
+             float *keep, float *take)
+{
+    const float top = fmaxf(*max, later_max);
+
+    *keep = attn_exp(*max - top);
+    *take = attn_exp(later_max - top);
+    *sum = fmaf(*sum, *keep, later_sum * *take);
+    *max = top;
+}
+
+
+/* --- where values are --- */
+
+template <int D, int TYPE>
+static constexpr __host__ __device__ int
+key_offset(void)
+{
+    return TYPE == OP_Q8_0 ? (D + OP_KV_BLOCK - 1) / OP_KV_BLOCK * 64 : 0;
+}
+
+
+template <int D, int TYPE>
+static constexpr __host__ __device__ int
+value_offset(void)
+{
+    return key_offset<D, TYPE>() + OP_PAGE * D * (TYPE == OP_Q8_0 ? 1 : 2);
+}
+
+
+/* Which k of which step value d of a head is: step, the four lanes' number,
+ * and which of its words and halves. */
+typedef struct {
+    int step;
+    int lane;
+    int word; /* 0: k = 2 lane, …; 1: k = 2 lane + 8, … */
+    int half;
+} attn_place_t;
+
+
+template <int D>
+static __device__ __forceinline__ attn_place_t
+key_place(int d)
+{
+    const int first = d / 32 * 32;
+    attn_place_t place;
+
+    if (first + 32 <= D) {
+        place.step = first / 16 + d % 8 / 4;
+        place.lane = d % 32 / 8;
+    } else {
+        place.step = first / 16;
+        place.lane = d % 16 / 4;
+    }
+    place.word = d % 4 / 2;
+    place.half = d % 2;
+    return place;
+}
+
+
+/* Which value of a head column c of tile n of o is.  A lane has 8 values side
+ * by side of each 64, of q8_0 4 of each 32; of what is left, 4 of 32, 2 of 16.
+ */
+template <int D, int TYPE>
+static __device__ __forceinline__ int
+value_dim(int n, int c)
+{
+    const int whole = D / 64 * 64;
+    int first, each;
+
+    if (n * 8 < whole) {
+        each = TYPE == OP_Q8_0 ? 4 : 8;
+        first = n / each * each * 8;
+    } else {
+        each = D - whole >= 32 && n * 8 < whole + 32 ? 4 : 2;
+        first = each == 2 && D - whole >= 32 ? whole + 32 : whole;
+    }
+    return first + each * c + n - first / 8;
+}
+
+
+/* --- queries --- */
+
+/* Row r of the fragments from d = lane, lane + 32, …: x, already scaled.  The
+ * row's unit is returned. */
+template <int D, int TYPE>
+static __device__ __forceinline__ float
+attn_put_query(uint16_t *fragments, int r, const float *x)
+{
+    float factor = 1.0f, unit = 1.0f;
+
+    if (TYPE == OP_F16) {
+        float top = 0.0f;
+
+#pragma unroll
+        for (int i = 0; i < (D + 31) / 32; i++) {
+            top = fmaxf(top, fabsf(x[i]));
+        }
+
+        /* the largest becomes 2^13 … 2^14 */
+        int e = (__float_as_int(warp_max(top)) >> 23) - 127;
+
+        e = e < -100 ? -100 : e;
+        if (e < 128) {
+            factor = __int_as_float((127 + 13 - e) << 23);
+            unit = __int_as_float((127 - 13 + e) << 23);
+        }
+    }
+
+#pragma unroll
+    for (int i = 0; i < (D + 31) / 32; i++) {
+        const int d = lane_id() + 32 * i;
+        const attn_place_t at = key_place<D>(d);
+        const int lane = r % 8 * 4 + at.lane;
+        uint16_t *to = fragments
+                       + ((at.step * 32 + lane) * ATTN_FRAGMENT + r / 8
+                          + 2 * at.word)
+                             * 2
+                       + at.half;
+        const float y = x[i] * factor;
+
+        if (d >= D) {
+            break;
+        }
+        if (TYPE == OP_F16) {
+            const uint16_t high = half_from_float(y);
+
+            to[0] = high;
+            to[ATTN_FRAGMENT] = half_from_float(y - half_to_float(high));
+        } else {
+            const uint16_t high = bf16_from_float(y);
+
+            to[0] = high;
+            to[ATTN_FRAGMENT] = bf16_from_float(y - bf16_to_float(high));
+        }
+    }
+    return unit;
+}
+
+
+/* A lane's A of one step: 4 words rounded, 4 words left over. */
+static __device__ __forceinline__ void
+load_fragment(uint32_t a[ATTN_FRAGMENT], const uint32_t *fragments, int step)
+{
+    const uint4 *from = (const uint4 *) (fragments
+                                         + (step * 32 + lane_id())
+                                               * ATTN_FRAGMENT);
+    const uint4 high = from[0], low = from[1];
+
+    a[0] = high.x;
+    a[1] = high.y;
+    a[2] = high.z;
+    a[3] = high.w;
+    a[4] = low.x;
+    a[5] = low.y;
+    a[6] = low.z;
+    a[7] = low.w;
+}
+
+
+/* Both products of a step. */
+template <int TYPE>
+static __device__ __forceinline__ void
+attn_mma(float d[4], const uint32_t a[ATTN_FRAGMENT], uint32_t b0, uint32_t b1)
+{
+    const uint32_t b[2] = { b0, b1 };
+
+    if (TYPE == OP_F16) {
+        mma_f16_16816(d, a, b);
+        mma_f16_16816(d, a + 4, b);
+    } else {
+        mma_bf16_16816(d, a, b);
+        mma_bf16_16816(d, a + 4, b);
+    }
+}
+
+
+/* --- scores --- */
+
+/* Bytes i and i + 1 of a word, ints of −127 … 127, as two bf16: exact. */
+static __device__ __forceinline__ uint32_t
+bf16_of_bytes(uint32_t a, uint32_t b)
+{
+    const float low = __int_as_float((int) (0x4B000000u | (a ^ 0x80u)));
+    const float high = __int_as_float((int) (0x4B000000u | (b ^ 0x80u)));
+
+    /* 2^23 + 128 less */
+    return (uint32_t) __float_as_int(low - 8388736.0f) >> 16
+           | ((uint32_t) __float_as_int(high - 8388736.0f) & 0xffff0000u);
+}
+
+
+static __device__ __forceinline__ uint32_t
+byte_of(uint32_t word, int i)
+{
+    return word >> (8 * i) & 0xffu;
+}
+
+
+template <int D>
+static __device__ __forceinline__ void
+scores_f16(float s[ATTN_TILES][4], const uint32_t *fragments,
+           const attn_block_t *block)
+{
+    const int row = lane_id() / 4, part = lane_id() % 4;
+    uint32_t a[2][ATTN_FRAGMENT];
+
+#pragma unroll
+    for (int c = 0; c + 32 <= D; c += 32) {
+        uint4 k[ATTN_TILES];
+
+#pragma unroll
+        for (int j = 0; j < ATTN_TILES; j++) {
+            if (j / 2 < block->n_pages) {
+                k[j] = *(const uint4 *) (block->page[j / 2]
+                                         + ((j % 2 * 8 + row) * D + c + 8 * part)
+                                               * 2);
+            }
+        }
+
+        load_fragment(a[0], fragments, c / 16);
+        load_fragment(a[1], fragments, c / 16 + 1);
+
+#pragma unroll
+        for (int j = 0; j < ATTN_TILES; j++) {
+            if (j / 2 < block->n_pages) {
+                attn_mma<OP_F16>(s[j], a[0], k[j].x, k[j].y);
+                attn_mma<OP_F16>(s[j], a[1], k[j].z, k[j].w);
+            }
+        }
+    }
+
+    if (D % 32 != 0) {
+        load_fragment(a[0], fragments, D / 16 - 1);
+
+#pragma unroll
+        for (int j = 0; j < ATTN_TILES; j++) {
+            if (j / 2 < block->n_pages) {
+                const uint2 k =
+                    *(const uint2 *) (block->page[j / 2]
+                                      + ((j % 2 * 8 + row) * D + D - 16
+                                         + 4 * part)
+                                            * 2);
+
+                attn_mma<OP_F16>(s[j], a[0], k.x, k.y);
+            }
+        }
+    }
+}
+
+
+/* One block of 32 values under one scale, 16 if y is not used. */
+template <int D>
+static __device__ __forceinline__ void
+scores_q8_block(float s[4], const uint32_t a[2][ATTN_FRAGMENT], uint2 k,
+                const uint8_t *scales, int n_steps)
+{
+    const uint32_t d = *(const uint32_t *) scales;
+    const float scale[2] = { half_to_float((uint16_t) d),
+                             half_to_float((uint16_t) (d >> 16)) };
+    float sum[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
+
+    attn_mma<OP_Q8_0>(sum, a[0],
+                      bf16_of_bytes(byte_of(k.x, 0), byte_of(k.x, 1)),
+                      bf16_of_bytes(byte_of(k.x, 2), byte_of(k.x, 3)));
+    if (n_steps == 2) {
+        attn_mma<OP_Q8_0>(sum, a[1],
+                          bf16_of_bytes(byte_of(k.y, 0), byte_of(k.y, 1)),
+                          bf16_of_bytes(byte_of(k.y, 2), byte_of(k.y, 3)));
+    }
+
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        s[i] = fmaf(scale[i % 2], sum[i], s[i]);
+    }
+}
+
+
+template <int D>
+static __device__ __forceinline__ void
+scores_q8(float s[ATTN_TILES][4], const uint32_t *fragments,
+          const attn_block_t *block)
+{
+    const int row = lane_id() / 4, part = lane_id() % 4;
+    const int keys = key_offset<D, OP_Q8_0>();
+    uint32_t a[2][ATTN_FRAGMENT];
+
+#pragma unroll
+    for (int c = 0; c < D; c += 64) {
+        const int left = D - c < 64 ? D - c : 64;
+        uint4 k[ATTN_TILES];
+
+#pragma unroll
+        for (int j = 0; j < ATTN_TILES; j++) {
+            if (j / 2 >= block->n_pages) {
+                continue;
+            }
+
+            const uint8_t *from =
+                block->page[j / 2] + keys + (j % 2 * 8 + row) * D + c;
+
+            if (left == 64) {
+                k[j] = *(const uint4 *) (from + 16 * part);
+            } else if (left == 32) {
+                const uint2 some = *(const uint2 *) (from + 8 * part);
+
+                k[j] = make_uint4(some.x, some.y, 0, 0);
+            } else {
+                k[j] = make_uint4(*(const uint32_t *) (from + 4 * part), 0, 0,
+                                  0);
+            }
+        }
+
+#pragma unroll
+        for (int b = 0; b < (left + 31) / 32; b++) {
+            const int n_steps = left - 32 * b >= 32 ? 2 : 1;
+
+            load_fragment(a[0], fragments, c / 16 + 2 * b);
+            if (n_steps == 2) {
+                load_fragment(a[1], fragments, c / 16 + 2 * b + 1);
+            }
+
+#pragma unroll
+            for (int j = 0; j < ATTN_TILES; j++) {
+                if (j / 2 < block->n_pages) {
+                    scores_q8_block<D>(
+                        s[j], a,
+                        b == 0 ? make_uint2(k[j].x, k[j].y)
+                               : make_uint2(k[j].z, k[j].w),
+                        block->page[j / 2]
+                            + ((c / 32 + b) * OP_PAGE + j % 2 * 8 + 2 * part)
+                                  * 2,
+                        n_steps);
+                }
+            }
+        }
+    }
+}
+
+
+/* Scores to weights, at most ATTN_WEIGHT, 0 where a row does not see. */
+static __device__ __forceinline__ void
+attn_softmax(float s[ATTN_TILES][4], const attn_block_t *block,
+             const attn_rows_t *rows, attn_state_t *state)
+{
+    const int token = block->first + lane_id() % 4 * 2;
+
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int pos = rows->pos[r];
+        const int from = block->window > 0 ? pos - block->window : -1;
+        float top = -INFINITY;
+        float sum = 0.0f;
+
+#pragma unroll
+        for (int i = 0; i < ATTN_TILES * 2; i++) {
+            const int at = token + i / 2 * 8 + i % 2;
+            float *x = &s[i / 2][2 * r + i % 2];
+
+            *x *= rows->unit[r];
+            if (block->softcap > 0.0f) {
+                *x = attn_softcap(*x, block->softcap);
+            }
+            if (at <= pos && at > from) {
+                top = fmaxf(top, *x);
+            }
+        }
+
+        top = quad_max(top);
+
+#pragma unroll
+        for (int i = 0; i < ATTN_TILES * 2; i++) {
+            const int at = token + i / 2 * 8 + i % 2;
+            float *x = &s[i / 2][2 * r + i % 2];
+
+            *x = at <= pos && at > from ? attn_exp(*x - top) * ATTN_WEIGHT
+                                        : 0.0f;
+            sum += *x;
+        }
+
+        state->max[r] = top;
+        state->sum[r] = quad_sum(sum);
+    }
+}
+
+
+/* --- values --- */
+
+/* A of one page from weights, rounded and left over. */
+template <int TYPE>
+static __device__ __forceinline__ void
+weight_fragment(uint32_t a[ATTN_FRAGMENT], const float p[2][4])
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float x = p[i / 2][i % 2 * 2], y = p[i / 2][i % 2 * 2 + 1];
+
+        if (TYPE == OP_F16) {
+            a[i] = half2_from_floats(x, y);
+            a[i + 4] =
+                half2_from_floats(x - half_to_float((uint16_t) a[i]),
+                                  y - half_to_float((uint16_t) (a[i] >> 16)));
+        } else {
+            a[i] = bf162_from_floats(x, y);
+            a[i + 4] =
+                bf162_from_floats(x - bf16_to_float((uint16_t) a[i]),
+                                  y - bf16_to_float((uint16_t) (a[i] >> 16)));
+        }
+    }
+}
+
+
+/* Halves that are Inf or NaN become 0. */
+static __device__ __forceinline__ uint32_t
+finite_halves(uint32_t v)
+{
+    const uint32_t bad = ((v & 0x7c007c00u) + 0x04000400u) & 0x80008000u;
+
+    return v & ~((bad >> 15) * 0xffffu);
+}
+
+
+/* 2 n bytes, n = 2, 4, 8, that a lane has of one row of V. */
+static __device__ __forceinline__ void
+load_words(uint32_t *v, const uint8_t *from, int n_bytes)
+{
+    if (n_bytes == 16) {
+        const uint4 some = *(const uint4 *) from;
+
+        v[0] = some.x;
+        v[1] = some.y;
+        v[2] = some.z;
+        v[3] = some.w;
+    } else if (n_bytes == 8) {
+        const uint2 some = *(const uint2 *) from;
+
+        v[0] = some.x;
+        v[1] = some.y;
+    } else if (n_bytes == 4) {
+        v[0] = *(const uint32_t *) from;
+    } else {
+        v[0] = *(const uint16_t *) from;
+    }
+}
+
+
+/* The token of a page that row i = 0 … 3 of a lane's B is. */
+static __device__ __forceinline__ int
+token_of(int i)
+{
+    return i / 2 * 8 + lane_id() % 4 * 2 + i % 2;
+}
+
+
+/* o[j] = weights times the n values from `at` of each head row that column
+ * lane / 4 stands for.  clean: what is not finite counts as 0. */
+template <int D>
+static __device__ __forceinline__ void
+values_f16(float o[8][4], const uint32_t p[ATTN_PAGES][ATTN_FRAGMENT],
+           const attn_block_t *block, int at, int n, bool clean)
+{
+#pragma unroll
+    for (int page = 0; page < ATTN_PAGES; page++) {
+        uint32_t v[4][4];
+
+        if (page >= block->n_pages) {
+            break;
+        }
+
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int token = token_of(i);
+
+            v[i][0] = v[i][1] = v[i][2] = v[i][3] = 0;
+            if (block->first + page * OP_PAGE + token < block->end) {
+                load_words(v[i],
+                           block->page[page] + value_offset<D, OP_F16>()
+                               + (token * D + at + lane_id() / 4 * n) * 2,
+                           2 * n);
+            }
+        }
+        if (clean) {
+#pragma unroll
+            for (int i = 0; i < 16; i++) {
+                v[i / 4][i % 4] = finite_halves(v[i / 4][i % 4]);
+            }
+        }
+
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            uint32_t b[2];
+
+            if (j >= n) {
+                break;
+            }
+
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const uint32_t x = v[2 * i][j / 2], y = v[2 * i + 1][j / 2];
+
+                b[i] = j % 2 == 0 ? (x & 0xffffu) | y << 16
+                                  : x >> 16 | (y & 0xffff0000u);
+            }
+            attn_mma<OP_F16>(o[j], p[page], b[0], b[1]);
+        }
+    }
+}
+
+
+/* V that is Inf or NaN joins the rows that see it, and no other. */
+template <int D>
+static __device__ __forceinline__ void
+values_not_finite(float o[8][4], const attn_block_t *block, const attn_rows_t *rows,
+                  int at, int n)
+{
+    const int column = lane_id() % 4 * 2;
+
+    for (int i = 0; i < block->n_pages * OP_PAGE; i++) {
+        const int token = block->first + i;
+        const uint16_t *v =
+            (const uint16_t *) (block->page[i / OP_PAGE]
+                                + value_offset<D, OP_F16>())
+            + i % OP_PAGE * D + at;
+
+        if (token >= block->end) {
+            break;
+        }
+#pragma unroll
+        for (int k = 0; k < 32; k++) {
+            const int pos = rows->pos[k % 4 / 2];
+
+            if (k / 4 >= n) {
+                break;
+            }
+
+            const uint16_t x = v[(column + k % 2) * n + k / 4];
+
+            if ((x & 0x7c00) == 0x7c00 && token <= pos
+                && (block->window == 0 || token > pos - block->window))
+            {
+                o[k / 4][k % 4] += half_to_float(x);
+            }
+        }
+    }
+}
+
+
+/* The weights of one page times the scales of block b, as A. */
+template <int D>
+static __device__ __forceinline__ void
+scaled_fragment(uint32_t a[ATTN_FRAGMENT], const float p[2][4],
+                const uint8_t *record, int b)
+{
+    const uint8_t *scales = record + key_offset<D, OP_Q8_0>() / 2
+                            + (b * OP_PAGE + lane_id() % 4 * 2) * 2;
+    float x[2][4];
+
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const uint32_t d = *(const uint32_t *) (scales + 16 * i);
+
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            /* what is not seen may have any scale */
+            x[i][k] = p[i][k] == 0.0f
+                          ? 0.0f
+                          : p[i][k]
+                                * half_to_float((uint16_t) (d >> k % 2 * 16));
+        }
+    }
+    weight_fragment<OP_Q8_0>(a, x);
+}
+
+
+/* The same for bytes: n is 8 for two blocks of 32 values, 4 for one, 2 for
+ * half a block. */
+template <int D>
+static __device__ __forceinline__ void
+values_q8(float o[8][4], const float p[ATTN_TILES][4],
+          const attn_block_t *block, int at, int n)
+{
+#pragma unroll
+    for (int page = 0; page < ATTN_PAGES; page++) {
+        uint32_t v[4][4], a[ATTN_FRAGMENT];
+
+        if (page >= block->n_pages) {
+            break;
+        }
+
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            load_words(v[i],
+                       block->page[page] + value_offset<D, OP_Q8_0>()
+                           + token_of(i) * D + at + lane_id() / 4 * n,
+                       n);
+        }
+
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            uint32_t b[2];
+
+            if (j >= n) {
+                break;
+            }
+            if (j % 4 == 0) {
+                scaled_fragment<D>(a, p + 2 * page, block->page[page],
+                                   at / 32 + j / 4);
+            }
+
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                b[i] = bf16_of_bytes(byte_of(v[2 * i][j / 4], j % 4),
+                                     byte_of(v[2 * i + 1][j / 4], j % 4));
+            }
+            attn_mma<OP_Q8_0>(o[j], a, b[0], b[1]);
+        }
+    }
+}
+
+
+/* --- a block --- */
+
+/* How a block's o joins the state's, for the lane's rows; rows that see
+ * nothing of the block stay as they are. */
+typedef struct {
+    float keep[2];
+    float take[2];
+    bool seen[2];
+} attn_merge_t;
+
+
+static __device__ __forceinline__ attn_merge_t
+merge_states(attn_state_t *state, const attn_state_t *later)
+{
+    attn_merge_t merge;
+
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        merge.keep[r] = 1.0f;
+        merge.take[r] = 0.0f;
+        merge.seen[r] = later->sum[r] != 0.0f;
+        if (merge.seen[r]) {
+            attn_factors(&state->max[r], &state->sum[r], later->max[r],
+                         later->sum[r], &merge.keep[r], &merge.take[r]);
+        }
+    }
+    return merge;
+}
+
+
+static __device__ __forceinline__ float
+merge_value(const attn_merge_t *merge, int row, float before, float later)
+{
+    return merge->seen[row]
+               ? fmaf(before, merge->keep[row], later * merge->take[row])
+               : before;
+}
+
+
+static __device__ __forceinline__ void
+clear_values(float o[8][4])
+{
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+        o[i / 4][i % 4] = 0.0f;
+    }
+}
+
+
+/* The warp's rows attend one block, which joins their state and o. */
+template <int D, int TYPE>
+static __device__ __forceinline__ void
+attend_block(float o[D / 8][4], attn_state_t *state, const uint32_t *fragments,
+             const attn_block_t *block, const attn_rows_t *rows)
+{
+    float s[ATTN_TILES][4], some[8][4];
+    uint32_t weights[ATTN_PAGES][ATTN_FRAGMENT];
+    attn_state_t here;
+
+    clear_values(s);
+    if (TYPE == OP_F16) {
+        scores_f16<D>(s, fragments, block);
+    } else {
+        scores_q8<D>(s, fragments, block);
+    }
+    attn_softmax(s, block, rows, &here);
+
+    if (TYPE == OP_F16) {
+#pragma unroll
+        for (int i = 0; i < ATTN_PAGES; i++) {
+            weight_fragment<OP_F16>(weights[i], s + 2 * i);
+        }
+    }
+
+    const attn_merge_t merge = merge_states(state, &here);
+
+#pragma unroll
+    for (int at = 0; at < D; at += 64) {
+        const int n = D - at >= 64 ? 8 : D - at >= 32 ? 4 : 2;
+
+        clear_values(some);
+        if (TYPE == OP_Q8_0) {
+            values_q8<D>(some, s, block, at, n);
+        } else {
+            float odd = 0.0f;
+
+            values_f16<D>(some, weights, block, at, n, false);
+
+#pragma unroll
+            for (int i = 0; i < 32; i++) {
+                odd = fmaf(some[i / 4][i % 4], 0.0f, odd);
+            }
+
+            /* 0 times Inf is not 0: do it again, without them */
+            if (warp_any(odd != 0.0f)) {
+                clear_values(some);
+                values_f16<D>(some, weights, block, at, n, true);
+                values_not_finite<D>(some, block, rows, at, n);
+            }
+        }
+
+#pragma unroll
+        for (int i = 0; i < 4 * n; i++) {
+            float *x = &o[at / 8 + i / 4][i % 4];
+
+            *x = merge_value(&merge, i % 4 / 2, *x, some[i / 4][i % 4]);
+        }
+    }
+}
+
+
+#endif /* KERNELS_CUDA_CUDA_ATTN_CUH */
