@@ -66,10 +66,6 @@ CUDA_ARCHS ?= 75 80 86 89 90 100 120
 CUDA_SRC := $(wildcard kernels/cuda/*.cu)
 GPU_OBJ := $(BUILD)/gpu/kernels/backend.o $(CUDA_SRC:%.cu=$(BUILD)/gpu/%.o)
 GPU_LIBS = -L$(dir $(NVCC))../lib64 -lcudart_static -ldl -lrt -lstdc++
-EMU_SRC := $(CUDA_SRC) $(wildcard t/shim/*.cpp)
-EMU_OBJ := $(BUILD)/emu/kernels/backend.o \
-           $(addsuffix .o,$(addprefix $(BUILD)/emu/,$(basename $(EMU_SRC))))
-EMU_LIBS := -lstdc++
 PLAIN_BACKEND := $(BUILD)/kernels/backend.o
 
 # -fmad=false and -ffp-contract=off: sums have the same bits everywhere
@@ -80,9 +76,6 @@ NVCCFLAGS += -std=c++17 -O3 -fmad=false -lineinfo -I. -t2 \
     $(foreach a,$(lastword $(CUDA_ARCHS)), \
     -gencode arch=compute_$a$(,)code=compute_$a)
 , := ,
-CXXFLAGS += -std=c++17 -D_GNU_SOURCE -DLLM_CUDA_EMU -Wall -Wextra -Werror -Wno-unknown-pragmas \
-    -g $(if $(SAN),-O1,-O2) -ffp-contract=off -fPIC $(SANFLAGS) -I.
-
 ENGINE_OBJ := $(call objs,$(ENGINE_SRC) $(KERNEL_SRC))
 ifeq ($(CUDA),1)
 ENGINE_OBJ := $(filter-out $(PLAIN_BACKEND),$(ENGINE_OBJ)) $(GPU_OBJ)
@@ -96,16 +89,6 @@ $(BUILD)/gpu/%.o: %.cu Makefile
 	@mkdir -p $(@D)
 	@echo "  nvcc $<"
 	$(Q)$(NVCC) $(NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
-
-$(BUILD)/emu/%.o: %.cu Makefile
-	@mkdir -p $(@D)
-	@echo "  c++ $<"
-	$(Q)$(CXX) -x c++ $(CXXFLAGS) -MMD -MP -c -o $@ $<
-
-$(BUILD)/emu/%.o: %.cpp Makefile
-	@mkdir -p $(@D)
-	@echo "  c++ $<"
-	$(Q)$(CXX) $(CXXFLAGS) -MMD -MP -c -o $@ $<
 
 # names → backends, where cuda is one of them
 $(BUILD)/gpu/%.o $(BUILD)/emu/%.o: CFLAGS += -DLLM_CUDA
@@ -146,6 +129,9 @@ EMUFLAGS := -std=c++17 -D_GNU_SOURCE -DLLM_CUDA_EMU -Wall -Wextra -Wshadow \
 SHIMFLAGS := -fno-tree-loop-distribute-patterns \
              $(if $(findstring thread,$(SAN)),-fno-sanitize=thread -DSHIM_TSAN)
 SHIM_OBJ := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard t/shim/*.cpp))
+EMU_OBJ := $(BUILD)/emu/kernels/backend.o $(CUDA_SRC:%.cu=$(BUILD)/%.emu.o) \
+           $(SHIM_OBJ)
+EMU_LIBS := -rdynamic -ldl -lstdc++
 
 $(BUILD)/t/shim/%.o: t/shim/%.cpp Makefile
 	@mkdir -p $(@D)

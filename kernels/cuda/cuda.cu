@@ -331,13 +331,30 @@ cuda_silu_mul(op_dev_t *dev, float *y, const float *gate_up, int rows, int dim)
 }
 
 
+static cuda_attn_call_t
+attn_call(op_dev_t *dev, const op_attn_t *attn, const op_kv_t *kv, int layer)
+{
+    cuda_attn_call_t call;
+
+    memset(&call, 0, sizeof(call));
+    call.batch = &dev->batch;
+    call.attn = attn;
+    call.kv = kv;
+    call.layer = layer;
+    call.scratch = dev->attn_scratch;
+    call.scratch_bytes = dev->attn_bytes;
+    call.stream = dev->stream;
+
+    return call;
+}
+
+
 static void
 cuda_rope_kv(op_dev_t *dev, float *qkv, const op_batch_t *batch,
              const op_attn_t *attn, const float *cos_sin, int rot, int mode,
              const op_kv_t *kv, int layer)
 {
-    const cuda_attn_call_t call = { &dev->batch, attn, kv, layer,
-                                    dev->attn_scratch, dev->stream };
+    const cuda_attn_call_t call = attn_call(dev, attn, kv, layer);
 
     if (!dev->failed && batch->n_rows > 0) {
         cuda_rope_kv_launch(&call, qkv, cos_sin, rot, mode);
@@ -351,8 +368,7 @@ cuda_attention(op_dev_t *dev, float *out, const float *q,
                const op_batch_t *batch, const op_attn_t *attn,
                const op_kv_t *kv, int layer)
 {
-    const cuda_attn_call_t call = { &dev->batch, attn, kv, layer,
-                                    dev->attn_scratch, dev->stream };
+    const cuda_attn_call_t call = attn_call(dev, attn, kv, layer);
 
     if (!dev->failed && batch->n_rows > 0) {
         cuda_attention_launch(&call, out, q);
