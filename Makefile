@@ -212,7 +212,7 @@ $(BUILD)/t/tools/%: $(BUILD)/t/tools/%.o $$(call folder,$(LINK_model))
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
 
 $(SHIM): $(BUILD)/t/shim/%: $(BUILD)/t/shim/%.emu.o $(SHIM_OBJ)
-	$(Q)$(CXX) $(LDFLAGS) -rdynamic -o $@ $^ -lm -lpthread -ldl -lcmocka
+	$(Q)$(CXX) $(LDFLAGS) -o $@ $^ -lm -lpthread -ldl -lcmocka
 
 # the JSON entry is the module's: it wants nginx's headers, configured before
 $(BUILD)/t/fuzz/json_fuzz: t/fuzz/json_fuzz.c ngx_module/ngx_http_llm_json.c

@@ -1,7 +1,8 @@
 /*
  * Copies and fills, checked against what is allocated.  A copy from memory of
- * the host that is not pinned takes its bytes at once, as CUDA does; one to such
- * memory is as late as any, though CUDA would wait: nothing may rely on that.
+ * the host that is not pinned takes its bytes at once, as CUDA does; one to
+ * such memory is as late as any, though CUDA would wait: nothing may rely on
+ * that.
  */
 
 #include "t/shim/options.h"

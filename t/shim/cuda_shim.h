@@ -8,6 +8,7 @@
 
 #include "t/shim/device.h"
 #include "t/shim/formats.h"
+#include "t/shim/library.h"
 #include "t/shim/matrix.h"
 #include "t/shim/runtime.h"
 

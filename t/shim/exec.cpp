@@ -339,7 +339,9 @@ find_meeting(block_t *block, int warp, uint32_t mask)
         if (meetings[i].mask == mask) {
             return &meetings[i];
         }
+    }
 
+    for (int i = 0; i < N_MEETINGS; i++) {
         if (meetings[i].arrived == 0) {
             meetings[i].mask = mask;
             return &meetings[i];

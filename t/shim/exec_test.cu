@@ -1,52 +1,16 @@
 /*
- * The emulation computes what a device would: barriers, warp collectives,
- * shared memory, asynchronous copies and matrix instructions, on many
- * schedules.
+ * The emulation computes what a device would: indices, barriers, warp
+ * collectives, shared memory, asynchronous copies, matrix instructions; and the
+ * same on every schedule, though schedules differ.
  */
 
-#include "kernels/cuda/prim.cuh"
-#include "t/shim/options.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-extern "C" {
-#include <cmocka.h>
-}
+#include "t/shim/gemm.cuh"
+#include "t/shim/test.h"
 
 #define N_SEEDS 12
 
 
-static void *
-device(size_t n_bytes)
-{
-    void *ptr = NULL;
-
-    assert_int_equal(cudaMalloc(&ptr, n_bytes), cudaSuccess);
-
-    return ptr;
-}
-
-
-static void
-to_device(void *dst, const void *src, size_t n_bytes)
-{
-    assert_int_equal(cudaMemcpy(dst, src, n_bytes, cudaMemcpyHostToDevice),
-                     cudaSuccess);
-}
-
-
-static void
-to_host(void *dst, const void *src, size_t n_bytes)
-{
-    assert_int_equal(cudaMemcpy(dst, src, n_bytes, cudaMemcpyDeviceToHost),
-                     cudaSuccess);
-}
-
-
-/* --- a sum through shared memory and warps --- */
+/* --- sums through static shared memory and warps --- */
 
 static __global__ void
 block_sums(float *sums, const float *x, int n)
@@ -78,12 +42,10 @@ block_sums(float *sums, const float *x, int n)
 
 
 static void
-sums_are_right(void **state)
+sums(void **state)
 {
     enum { BLOCKS = 7, N = 1000 };
-    static float x[BLOCKS * N], sums[BLOCKS];
-    float *dx = (float *) device(sizeof(x));
-    float *dsums = (float *) device(sizeof(sums));
+    static float x[BLOCKS * N], got[BLOCKS];
 
     (void) state;
 
@@ -91,14 +53,15 @@ sums_are_right(void **state)
         x[i] = i % 17;
     }
 
-    to_device(dx, x, sizeof(x));
+    float *dx = (float *) on_device(x, sizeof(x));
+    float *dsums = (float *) on_device(NULL, sizeof(got));
 
     for (int seed = 0; seed < N_SEEDS; seed++) {
         shim_options()->seed = seed;
-        assert_int_equal(cudaMemset(dsums, 0xff, sizeof(sums)), 0);
+        OK(cudaMemset(dsums, 0xff, sizeof(got)));
         LAUNCH(block_sums, BLOCKS, 256, 0, NULL, dsums, dx, N);
-        assert_int_equal(cudaGetLastError(), cudaSuccess);
-        to_host(sums, dsums, sizeof(sums));
+        OK(cudaGetLastError());
+        from_device(got, dsums, sizeof(got));
 
         for (int b = 0; b < BLOCKS; b++) {
             float want = 0;
@@ -107,12 +70,707 @@ sums_are_right(void **state)
                 want += x[b * N + i];
             }
 
-            assert_true(sums[b] == want);
+            assert_true(got[b] == want);
         }
     }
 
-    cudaFree(dx);
-    cudaFree(dsums);
+    OK(cudaFree(dx));
+    OK(cudaFree(dsums));
+}
+
+
+/* --- indices: every thread is there once --- */
+
+static __global__ void
+count_threads(unsigned *counts)
+{
+    const unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x
+                           + blockIdx.x;
+    const unsigned thread = (threadIdx.z * blockDim.y + threadIdx.y)
+                                * blockDim.x
+                            + threadIdx.x;
+
+    atomicAdd(&counts[block * blockDim.x * blockDim.y * blockDim.z + thread],
+              1u);
+}
+
+
+static void
+indices(void **state)
+{
+    enum { N = 3 * 4 * 5 * 7 * 3 * 2 };
+    unsigned got[N] = { 0 };
+    unsigned *counts = (unsigned *) on_device(got, sizeof(got));
+
+    (void) state;
+
+    for (int seed = 0; seed < 4; seed++) {
+        shim_options()->seed = seed;
+        LAUNCH(count_threads, dim3(3, 4, 5), dim3(7, 3, 2), 0, NULL, counts);
+    }
+
+    from_device(got, counts, sizeof(got));
+
+    for (int i = 0; i < N; i++) {
+        assert_int_equal(got[i], 4);
+    }
+
+    OK(cudaFree(counts));
+}
+
+
+/* --- dynamic shared memory; a warp that is not whole --- */
+
+static __global__ void
+reverse(int *x)
+{
+    DYN_SMEM(int, all);
+    const int i = threadIdx.x;
+
+    all[i] = x[i];
+    __syncthreads();
+    x[i] = all[blockDim.x - 1 - i];
+}
+
+
+static void
+dynamic_shared(void **state)
+{
+    enum { N = 75 };
+    int x[N];
+
+    (void) state;
+
+    for (int seed = 0; seed < N_SEEDS; seed++) {
+        shim_options()->seed = seed;
+
+        for (int i = 0; i < N; i++) {
+            x[i] = i;
+        }
+
+        int *dx = (int *) on_device(x, sizeof(x));
+
+        LAUNCH(reverse, 1, N, sizeof(x), NULL, dx);
+        from_device(x, dx, sizeof(x));
+        OK(cudaFree(dx));
+
+        for (int i = 0; i < N; i++) {
+            assert_int_equal(x[i], N - 1 - i);
+        }
+    }
+}
+
+
+/* --- shuffles and votes --- */
+
+enum { N_RESULTS = 12 };
+
+
+static __global__ void
+shuffle_all(int *out)
+{
+    const int lane = threadIdx.x, x = lane * lane;
+    int *r = out + lane * N_RESULTS;
+    const unsigned half = lane < 16 ? 0x0000ffffu : 0xffff0000u;
+
+    r[0] = __shfl_sync(FULL_MASK, x, 5);
+    r[1] = __shfl_xor_sync(FULL_MASK, x, 3);
+    r[2] = __shfl_down_sync(FULL_MASK, x, 4);
+    r[3] = __shfl_up_sync(FULL_MASK, x, 4);
+    r[4] = __shfl_sync(FULL_MASK, x, 2, 8);
+    r[5] = __shfl_down_sync(FULL_MASK, x, 3, 8);
+    r[6] = __shfl_up_sync(FULL_MASK, x, 3, 8);
+    r[7] = __shfl_xor_sync(half, x, 15);
+    r[8] = __ballot_sync(FULL_MASK, lane % 3 == 0);
+    r[9] = __any_sync(half, lane == 20);
+    r[10] = __all_sync(FULL_MASK, lane < 32);
+
+    /* half of the lanes go through something of their own between */
+    if (lane < 16) {
+        r[11] = __shfl_xor_sync(half, x, 1);
+
+    } else {
+        r[11] = (int) __shfl_xor_sync(half, (double) x, 2);
+    }
+
+    __syncwarp();
+}
+
+
+static void
+shuffles(void **state)
+{
+    int got[32][N_RESULTS];
+    int *out = (int *) on_device(NULL, sizeof(got));
+    unsigned thirds = 0;
+
+    (void) state;
+
+    for (int lane = 0; lane < 32; lane += 3) {
+        thirds |= 1u << lane;
+    }
+
+    for (int seed = 0; seed < N_SEEDS; seed++) {
+        shim_options()->seed = seed;
+        OK(cudaMemset(out, 0xff, sizeof(got)));
+        LAUNCH(shuffle_all, 1, 32, 0, NULL, out);
+        from_device(got, out, sizeof(got));
+
+        for (int i = 0; i < 32; i++) {
+            const int from[] = {
+                5,
+                i ^ 3,
+                i + 4 < 32 ? i + 4 : i,
+                i >= 4 ? i - 4 : i,
+                i / 8 * 8 + 2,
+                i % 8 + 3 < 8 ? i + 3 : i,
+                i % 8 >= 3 ? i - 3 : i,
+                i ^ 15,
+            };
+
+            for (size_t j = 0; j < N_OF(from); j++) {
+                assert_int_equal(got[i][j], from[j] * from[j]);
+            }
+
+            const int other = i ^ (i < 16 ? 1 : 2);
+
+            assert_int_equal((unsigned) got[i][8], thirds);
+            assert_int_equal(got[i][9], i >= 16);
+            assert_int_equal(got[i][10], 1);
+            assert_int_equal(got[i][11], other * other);
+        }
+    }
+
+    OK(cudaFree(out));
+}
+
+
+/* --- reductions: the bits of the shuffles that a device takes --- */
+
+static __global__ void
+reduce_all(float *out, const float *x)
+{
+    const int lane = threadIdx.x;
+    const float v = x[lane];
+    float *r = out + lane * 8;
+    float sum = v, max = v, quad = v;
+
+    for (int i = 16; i != 0; i /= 2) {
+        sum += __shfl_xor_sync(FULL_MASK, sum, i);
+        max = fmaxf(max, __shfl_xor_sync(FULL_MASK, max, i));
+    }
+
+    quad += __shfl_xor_sync(FULL_MASK, quad, 1);
+    quad += __shfl_xor_sync(FULL_MASK, quad, 2);
+
+    r[0] = sum;
+    r[1] = warp_sum(v);
+    r[2] = max;
+    r[3] = warp_max(v);
+    r[4] = quad;
+    r[5] = quad_sum(v);
+    r[6] = fmaxf(fmaxf(__shfl_sync(FULL_MASK, v, 0, 4),
+                       __shfl_sync(FULL_MASK, v, 1, 4)),
+                 fmaxf(__shfl_sync(FULL_MASK, v, 2, 4),
+                       __shfl_sync(FULL_MASK, v, 3, 4)));
+    r[7] = quad_max(v);
+}
+
+
+static void
+reductions(void **state)
+{
+    float x[32], got[32][8];
+    uint32_t seed = 3;
+
+    (void) state;
+
+    for (int i = 0; i < 32; i++) {
+        x[i] = test_number(&seed);
+    }
+
+    float *dx = (float *) on_device(x, sizeof(x));
+    float *out = (float *) on_device(NULL, sizeof(got));
+
+    LAUNCH(reduce_all, 1, 32, 0, NULL, out, dx);
+    from_device(got, out, sizeof(got));
+
+    for (int i = 0; i < 32; i++) {
+        for (int j = 0; j < 8; j += 2) {
+            assert_memory_equal(&got[i][j], &got[i][j + 1], sizeof(float));
+        }
+    }
+
+    OK(cudaFree(dx));
+    OK(cudaFree(out));
+}
+
+
+/* --- counting barriers and integer sums --- */
+
+static __global__ void
+count_all(int *out)
+{
+    const int i = threadIdx.x;
+
+    for (int round = 0; round < 5; round++) {
+        const int n = __syncthreads_count(i % (round + 2) == 0);
+        const int any = __syncthreads_or(i == 70 + round);
+        const int all = __syncthreads_and(i < 100);
+
+        if (n != (99 + round + 2) / (round + 2) || !any || !all) {
+            out[i] = 1;
+        }
+    }
+
+    if (i < 96 && warp_sum_int(i) != i / 32 * 1024 + 496) {
+        out[i] = 2;
+    }
+}
+
+
+static void
+counting(void **state)
+{
+    int got[100] = { 0 };
+    int *out = (int *) on_device(got, sizeof(got));
+
+    (void) state;
+
+    for (int seed = 0; seed < N_SEEDS; seed++) {
+        shim_options()->seed = seed;
+        LAUNCH(count_all, 1, 100, 0, NULL, out);
+    }
+
+    from_device(got, out, sizeof(got));
+
+    for (int i = 0; i < 100; i++) {
+        assert_int_equal(got[i], 0);
+    }
+
+    OK(cudaFree(out));
+}
+
+
+/* --- a warp writes for itself, and reads after __syncwarp --- */
+
+static __global__ void
+neighbours(int *out)
+{
+    __shared__ int all[64];
+    const int i = threadIdx.x;
+
+    for (int round = 0; round < 4; round++) {
+        all[i] = i * round;
+        __syncwarp();
+        out[i] += all[i ^ 1];
+        __syncwarp();
+    }
+}
+
+
+static void
+warp_barriers(void **state)
+{
+    int got[64] = { 0 };
+    int *out = (int *) on_device(got, sizeof(got));
+
+    (void) state;
+
+    for (int seed = 0; seed < N_SEEDS; seed++) {
+        shim_options()->seed = seed;
+        OK(cudaMemset(out, 0, sizeof(got)));
+        LAUNCH(neighbours, 2, 64, 0, NULL, out);
+        LAUNCH(neighbours, 1, 64, 0, NULL, out);
+        from_device(got, out, sizeof(got));
+
+        for (int i = 0; i < 64; i++) {
+            assert_int_equal(got[i], 3 * (i ^ 1) * (1 + 2 + 3));
+        }
+    }
+
+    OK(cudaFree(out));
+}
+
+
+/* --- matrix instructions --- */
+
+static void
+products_f16(void **state)
+{
+    enum { M = 128, N = 64, K = 96 };
+    static uint16_t a[M * K], b[N * K];
+    static float c[M * N], first[M * N];
+    uint32_t seed = 5;
+
+    (void) state;
+
+    for (int i = 0; i < M * K; i++) {
+        a[i] = shim_f32_to_f16(test_number(&seed));
+    }
+
+    for (int i = 0; i < N * K; i++) {
+        b[i] = shim_f32_to_f16(test_number(&seed));
+    }
+
+    uint16_t *da = (uint16_t *) on_device(a, sizeof(a));
+    uint16_t *db = (uint16_t *) on_device(b, sizeof(b));
+    float *dc = (float *) on_device(NULL, sizeof(c));
+
+    for (int run = 0; run < N_SEEDS; run++) {
+        shim_options()->seed = run;
+        LAUNCH((gemm<false>), dim3(N / GEMM_TILE, M / GEMM_TILE), 128,
+               GEMM_SHARED, NULL, dc, da, db, N, K);
+        from_device(c, dc, sizeof(c));
+
+        if (run == 0) {
+            memcpy(first, c, sizeof(c));
+        }
+
+        assert_memory_equal(c, first, sizeof(c));
+    }
+
+    for (int i = 0; i < M * N; i++) {
+        double want = 0;
+
+        for (int k = 0; k < K; k++) {
+            want += (double) shim_f16_to_f32(a[i / N * K + k])
+                    * shim_f16_to_f32(b[i % N * K + k]);
+        }
+
+        assert_true(fabs(c[i] - want) < 1e-5);
+    }
+
+    OK(cudaFree(da));
+    OK(cudaFree(db));
+    OK(cudaFree(dc));
+}
+
+
+/* One tile of each, fragments by hand as the PTX ISA lays them out. */
+static __global__ void
+one_tile(float *c, int *ci, const uint16_t *a, const uint16_t *b,
+         const int8_t *qa, const int8_t *qb)
+{
+    const int g = threadIdx.x / 4, t = threadIdx.x % 4;
+    uint32_t fa[4], fb[2];
+    float d[4] = { 1, 2, 3, 4 };
+    int di[4] = { 1, 2, 3, 4 };
+
+    for (int i = 0; i < 4; i++) {
+        memcpy(&fa[i], a + (g + i % 2 * 8) * 16 + t * 2 + i / 2 * 8, 4);
+    }
+
+    for (int i = 0; i < 2; i++) {
+        memcpy(&fb[i], b + g * 16 + t * 2 + i * 8, 4);
+    }
+
+    mma_bf16_16816(d, fa, fb);
+
+    for (int i = 0; i < 4; i++) {
+        memcpy(&fa[i], qa + (g + i % 2 * 8) * 32 + t * 4 + i / 2 * 16, 4);
+    }
+
+    for (int i = 0; i < 2; i++) {
+        memcpy(&fb[i], qb + g * 32 + t * 4 + i * 16, 4);
+    }
+
+    mma_s8_16832(di, fa, fb);
+
+    for (int i = 0; i < 4; i++) {
+        c[(g + i / 2 * 8) * 8 + t * 2 + i % 2] = d[i];
+        ci[(g + i / 2 * 8) * 8 + t * 2 + i % 2] = di[i];
+    }
+}
+
+
+static void
+products_by_hand(void **state)
+{
+    uint16_t a[16 * 16], b[8 * 16];
+    int8_t qa[16 * 32], qb[8 * 32];
+    float c[16 * 8];
+    int ci[16 * 8];
+
+    (void) state;
+
+    for (int i = 0; i < 16 * 16; i++) {
+        a[i] = shim_f32_to_bf16(i % 13 - 6);
+    }
+
+    for (int i = 0; i < 8 * 16; i++) {
+        b[i] = shim_f32_to_bf16(i % 11 - 5);
+    }
+
+    for (int i = 0; i < 16 * 32; i++) {
+        qa[i] = i * 37;
+    }
+
+    for (int i = 0; i < 8 * 32; i++) {
+        qb[i] = i * 91;
+    }
+
+    void *d[] = { on_device(NULL, sizeof(c)), on_device(NULL, sizeof(ci)),
+                  on_device(a, sizeof(a)),    on_device(b, sizeof(b)),
+                  on_device(qa, sizeof(qa)),  on_device(qb, sizeof(qb)) };
+
+    LAUNCH(one_tile, 1, 32, 0, NULL, (float *) d[0], (int *) d[1],
+           (uint16_t *) d[2], (uint16_t *) d[3], (int8_t *) d[4],
+           (int8_t *) d[5]);
+    from_device(c, d[0], sizeof(c));
+    from_device(ci, d[1], sizeof(ci));
+
+    for (int i = 0; i < 16 * 8; i++) {
+        /* what d began with: by row half and by column */
+        const int begin = 1 + i / 64 * 2 + i % 2;
+        float want = begin;
+        int want_int = begin;
+
+        for (int k = 0; k < 16; k++) {
+            want += ((i / 8 * 16 + k) % 13 - 6) * ((i % 8 * 16 + k) % 11 - 5);
+        }
+
+        for (int k = 0; k < 32; k++) {
+            want_int += qa[i / 8 * 32 + k] * qb[i % 8 * 32 + k];
+        }
+
+        assert_true(c[i] == want);
+        assert_int_equal(ci[i], want_int);
+    }
+
+    for (size_t i = 0; i < N_OF(d); i++) {
+        OK(cudaFree(d[i]));
+    }
+}
+
+
+static __global__ void
+transpose(uint16_t *out, const uint16_t *x)
+{
+    __shared__ __align__(16) uint16_t tile[32 * 8];
+    const int lane = threadIdx.x;
+    uint32_t r[4];
+
+    store_v4(tile + lane * 8, load_v4(x + lane * 8));
+    __syncwarp();
+    ldmatrix_x4_trans(r, tile + lane * 8);
+
+    for (int m = 0; m < 4; m++) {
+        out[m * 64 + lane / 4 * 8 + lane % 4 * 2] = low_half(r[m]);
+        out[m * 64 + lane / 4 * 8 + lane % 4 * 2 + 1] = high_half(r[m]);
+    }
+}
+
+
+static void
+transposed(void **state)
+{
+    uint16_t x[256], got[256];
+
+    (void) state;
+
+    for (int i = 0; i < 256; i++) {
+        x[i] = i;
+    }
+
+    uint16_t *dx = (uint16_t *) on_device(x, sizeof(x));
+    uint16_t *out = (uint16_t *) on_device(NULL, sizeof(x));
+
+    LAUNCH(transpose, 1, 32, 0, NULL, out, dx);
+    from_device(got, out, sizeof(got));
+
+    for (int i = 0; i < 256; i++) {
+        assert_int_equal(got[i], x[i / 64 * 64 + i % 8 * 8 + i / 8 % 8]);
+    }
+
+    OK(cudaFree(dx));
+    OK(cudaFree(out));
+}
+
+
+/* --- copies with nothing behind the end; products of bytes --- */
+
+static __global__ void
+fetch_some(uint4 *out, const uint4 *x, int n)
+{
+    __shared__ uint4 got[32];
+    const int i = threadIdx.x;
+
+    cp_async16_if(&got[i], x + i, i < n);
+    cp_async_commit();
+    cp_async_wait<0>();
+    __syncthreads();
+    out[i] = got[i ^ 1];
+}
+
+
+static void
+copies_with_zeros(void **state)
+{
+    enum { N = 11 };
+    uint4 x[N], got[32];
+
+    (void) state;
+    memset(x, 0x5a, sizeof(x));
+
+    uint4 *dx = (uint4 *) on_device(x, sizeof(x));
+    uint4 *out = (uint4 *) on_device(NULL, sizeof(got));
+
+    LAUNCH(fetch_some, 1, 32, 0, NULL, out, dx, N);
+    from_device(got, out, sizeof(got));
+
+    for (int i = 0; i < 32; i++) {
+        assert_int_equal(got[i].x, (i ^ 1) < N ? 0x5a5a5a5a : 0);
+        assert_int_equal(got[i].w, (i ^ 1) < N ? 0x5a5a5a5a : 0);
+    }
+
+    OK(cudaFree(dx));
+    OK(cudaFree(out));
+}
+
+
+static void
+bytes(void **state)
+{
+    (void) state;
+
+    /* -1·2 + 127·-128 + -128·-128 + 3·4 */
+    assert_int_equal(dp4a(0x03807fff, 0x04808002, 100),
+                     100 - 2 - 16256 + 16384 + 12);
+    assert_int_equal(dp4a_us(0x03807fff, 0x04808002, 100),
+                     100 + 510 - 16256 - 16384 + 12);
+    assert_int_equal(__float2int_rn(2.5f), 2);
+    assert_int_equal(__float2int_rn(-3.5f), -4);
+    assert_int_equal(__float2int_rn(1e20f), INT32_MAX);
+    assert_int_equal(__float2int_rn(NAN), 0);
+}
+
+
+/* --- number formats, against what their definition says --- */
+
+static double
+value_of_f16(int bits)
+{
+    const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+    const double size = exponent == 0 ? ldexp(fraction, -24)
+                                      : ldexp(1024 + fraction, exponent - 25);
+
+    return bits & 0x8000 ? -size : size;
+}
+
+
+static void
+formats(void **state)
+{
+    (void) state;
+
+    for (int bits = 0; bits < 0x7c00; bits++) {
+        const double x = value_of_f16(bits), next = value_of_f16(bits + 1);
+        const float middle = (float) ((x + next) / 2);
+
+        assert_true(shim_f16_to_f32(bits) == x);
+        assert_true(shim_f16_to_f32(bits | 0x8000) == -x);
+        assert_int_equal(shim_f32_to_f16((float) x), bits);
+
+        /* half way: to the even one; a little to either side: to that */
+        assert_int_equal(shim_f32_to_f16(middle), bits + bits % 2);
+        assert_int_equal(shim_f32_to_f16(-middle), 0x8000 | (bits + bits % 2));
+        assert_int_equal(shim_f32_to_f16(nextafterf(middle, 0)), bits);
+        assert_int_equal(shim_f32_to_f16(nextafterf(middle, 1e9f)), bits + 1);
+    }
+
+    assert_int_equal(shim_f32_to_f16(INFINITY), 0x7c00);
+    assert_int_equal(shim_f32_to_f16(-1e9f), 0xfc00);
+    assert_true(isinf(shim_f16_to_f32(0x7c00)));
+    assert_true(isnan(shim_f16_to_f32(0x7c01)));
+    assert_true(isnan(shim_f16_to_f32(shim_f32_to_f16(NAN))));
+
+    assert_int_equal(shim_f32_to_bf16(1.0f), 0x3f80);
+    assert_int_equal(shim_f32_to_bf16(1.00390625f), 0x3f80);
+    assert_int_equal(shim_f32_to_bf16(1.01171875f), 0x3f82);
+    assert_true(shim_bf16_to_f32(0xc040) == -3.0f);
+    assert_true(isnan(shim_bf16_to_f32(shim_f32_to_bf16(NAN))));
+}
+
+
+/* --- schedules --- */
+
+static __global__ void
+first_come(int *order, int *n)
+{
+    order[atomicAdd(n, 1)] = blockIdx.x * blockDim.x + threadIdx.x;
+}
+
+
+static void
+schedules(void **state)
+{
+    enum { N = 3 * 96 };
+    int before[N], got[N], again[N], zero = 0;
+    int *order = (int *) on_device(NULL, sizeof(got));
+    int *n = (int *) on_device(&zero, sizeof(zero));
+    int n_different = 0;
+
+    (void) state;
+    memset(before, 0, sizeof(before));
+
+    for (int seed = 0; seed < N_SEEDS; seed++) {
+        int seen[N] = { 0 };
+
+        shim_options()->seed = seed;
+        OK(cudaMemset(n, 0, sizeof(zero)));
+        LAUNCH(first_come, 3, 96, 0, NULL, order, n);
+        from_device(got, order, sizeof(got));
+
+        for (int i = 0; i < N; i++) {
+            seen[got[i]]++;
+        }
+
+        for (int i = 0; i < N; i++) {
+            assert_int_equal(seen[i], 1);
+
+            if (seed == 0) {
+                assert_int_equal(got[i], i);
+            }
+        }
+
+        n_different += memcmp(got, before, sizeof(got)) != 0;
+        memcpy(before, got, sizeof(got));
+    }
+
+    assert_int_equal(n_different, N_SEEDS);
+
+    /* a number that counts launches is in it: begin twice with the same */
+    shim_options()->seed = 7;
+
+    for (int i = 0; i < 2; i++) {
+        shim_stats.launches = 0;
+        OK(cudaMemset(n, 0, sizeof(zero)));
+        LAUNCH(first_come, 3, 96, 0, NULL, order, n);
+        from_device(i == 0 ? got : again, order, sizeof(got));
+    }
+
+    assert_memory_equal(got, again, sizeof(got));
+
+    OK(cudaFree(order));
+    OK(cudaFree(n));
+}
+
+
+static void
+workers(void **state)
+{
+    (void) state;
+
+    shim_options()->workers = 3;
+
+    for (int i = 0; i < 20; i++) {
+        sums(NULL);
+        dynamic_shared(NULL);
+    }
+
+    products_f16(NULL);
+    shim_options()->workers = 1;
 }
 
 
@@ -120,7 +778,21 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sums_are_right),
+        cmocka_unit_test(sums),
+        cmocka_unit_test(indices),
+        cmocka_unit_test(dynamic_shared),
+        cmocka_unit_test(shuffles),
+        cmocka_unit_test(reductions),
+        cmocka_unit_test(counting),
+        cmocka_unit_test(warp_barriers),
+        cmocka_unit_test(products_f16),
+        cmocka_unit_test(products_by_hand),
+        cmocka_unit_test(transposed),
+        cmocka_unit_test(copies_with_zeros),
+        cmocka_unit_test(bytes),
+        cmocka_unit_test(formats),
+        cmocka_unit_test(schedules),
+        cmocka_unit_test(workers),
     };
 
     cmocka_set_message_output(CM_OUTPUT_TAP);

@@ -40,7 +40,7 @@ static void
 read_failures(const char *text)
 {
     static const char *const kinds[] = { "malloc", "host", "launch", "async",
-                                         "call" };
+                                         "cublas", "call" };
 
     while (text != NULL && *text != '\0') {
         const size_t len = strcspn(text, ":");

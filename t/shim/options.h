@@ -39,6 +39,7 @@ typedef enum {
     SHIM_FAIL_HOST,   /* cudaHostAlloc: out of memory */
     SHIM_FAIL_LAUNCH, /* a kernel is refused at once */
     SHIM_FAIL_ASYNC,  /* a kernel dies while it runs: the error stays */
+    SHIM_FAIL_CUBLAS, /* a call of cuBLAS */
     SHIM_FAIL_CALL,   /* any call that returns an error */
     SHIM_FAIL_KINDS
 } shim_fail_t;
