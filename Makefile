@@ -174,6 +174,8 @@ UNITS := $(patsubst t/unit/%.c,$(BUILD)/t/unit/%,$(wildcard t/unit/*_test.c))
 TOOLS := $(patsubst t/tools/%.c,$(BUILD)/t/tools/%,$(wildcard t/tools/*.c))
 OPS   := $(patsubst t/ops/%.c,$(BUILD)/t/ops/%,$(wildcard t/ops/*.c))
 SHIM  := $(patsubst t/shim/%.cu,$(BUILD)/t/shim/%,$(wildcard t/shim/*.cu))
+CUDA_TESTS := $(patsubst t/cuda/%.cu,$(BUILD)/t/cuda/%, \
+              $(wildcard t/cuda/*_test.cu))
 FUZZ  := $(patsubst t/fuzz/%.c,$(BUILD)/t/fuzz/%,$(wildcard t/fuzz/*_fuzz.c))
 
 units: $(UNITS)
@@ -181,6 +183,7 @@ ops: $(OPS)
 tools: $(TOOLS)
 fuzz: $(FUZZ)
 shim: $(SHIM)
+cuda-tests: $(CUDA_TESTS)
 
 .SECONDEXPANSION:
 unit_name = $(firstword $(subst _, ,$(notdir $(1))))
@@ -213,6 +216,13 @@ $(BUILD)/t/tools/%: $(BUILD)/t/tools/%.o $$(call folder,$(LINK_model))
 
 $(SHIM): $(BUILD)/t/shim/%: $(BUILD)/t/shim/%.emu.o $(SHIM_OBJ)
 	$(Q)$(CXX) $(LDFLAGS) -o $@ $^ -lm -lpthread -ldl -lcmocka
+
+# kernels by themselves, over the shim
+$(CUDA_TESTS): $(BUILD)/t/cuda/%: $(BUILD)/t/cuda/%.emu.o \
+        $(BUILD)/t/cuda/attn_world.emu.o $(BUILD)/kernels/cuda/cuda_kv.emu.o \
+        $(BUILD)/kernels/cuda/cuda_attn.emu.o $(BUILD)/t/ops/lib/attn_world.o \
+        $$(call folder,$(LINK_op)) $(SHIM_OBJ)
+	$(Q)$(CXX) $(LDFLAGS) -rdynamic -o $@ $^ -lm -lpthread -ldl -lcmocka
 
 # the JSON entry is the module's: it wants nginx's headers, configured before
 $(BUILD)/t/fuzz/json_fuzz: t/fuzz/json_fuzz.c ngx_module/ngx_http_llm_json.c

@@ -12,6 +12,8 @@
 
 #include "kernels/cuda/cuda_attn.cuh"
 
+#include <stdio.h>
+
 enum {
     FEW = 8, /* rows that a sequence of few rows has at most */
     FEW_WARPS = OP_SPLIT / ATTN_TOKENS,
@@ -64,6 +66,27 @@ typedef struct {
 
 /* --- tiles --- */
 
+/* The sum of the lanes up to this one. */
+static __device__ __forceinline__ int
+warp_scan(int x)
+{
+#pragma unroll
+    for (int i = 1; i < WARP_SIZE; i *= 2) {
+        const int before = __shfl_up_sync(FULL_MASK, x, i);
+
+        x += lane_id() >= i ? before : 0;
+    }
+    return x;
+}
+
+
+static __device__ __forceinline__ int
+warp_lane(int x, int lane)
+{
+    return __shfl_sync(FULL_MASK, x, lane);
+}
+
+
 /* Which rows tile number `tile` has, among sequences of few or of many rows;
  * false: there are fewer tiles.  The whole warp looks. */
 static __device__ bool
@@ -84,7 +107,7 @@ find_tile(const attn_args_t *args, int number, int per_tile, bool few,
         const int tiles =
             (n <= args->few) == few ? (n + per_tile - 1) / per_tile : 0;
         const int upto = warp_scan(tiles);
-        const unsigned after = warp_ballot(number < upto);
+        const unsigned after = __ballot_sync(FULL_MASK, number < upto);
 
         if (after != 0) {
             const int lane = __ffs((int) after) - 1;
@@ -692,7 +715,9 @@ launch_many(const attn_launch_t *launch)
     const dim3 grid(args.n_kv_heads * shares, most_tiles(launch, per));
     const dim3 block(many_warps<D>() * WARP_SIZE);
 
-    ALLOW_SMEM((many_kernel<D, TYPE>), many_shared<D>());
+    cudaFuncSetAttribute(many_kernel<D, TYPE>,
+                         cudaFuncAttributeMaxDynamicSharedMemorySize,
+                         (int) many_shared<D>());
     LAUNCH((many_kernel<D, TYPE>), grid, block, many_shared<D>(),
            launch->stream, args);
 }
@@ -790,7 +815,7 @@ few_rows(const cuda_attn_call_t *call)
                            batch->max_len)
               / batch->n_seqs;
     }
-    few = few < FEW ? few : FEW;
+    few = few < FEW ? few : (size_t) FEW;
 
     return (int) few < batch->max_seq_rows ? (int) few : batch->max_seq_rows;
 }

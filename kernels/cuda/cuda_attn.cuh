@@ -222,15 +222,15 @@ attn_put_query(uint16_t *fragments, int r, const float *x)
             break;
         }
         if (TYPE == OP_F16) {
-            const uint16_t high = half_from_float(y);
+            const uint16_t high = f32_to_f16(y);
 
             to[0] = high;
-            to[ATTN_FRAGMENT] = half_from_float(y - half_to_float(high));
+            to[ATTN_FRAGMENT] = f32_to_f16(y - f16_to_f32(high));
         } else {
-            const uint16_t high = bf16_from_float(y);
+            const uint16_t high = f32_to_bf16(y);
 
             to[0] = high;
-            to[ATTN_FRAGMENT] = bf16_from_float(y - bf16_to_float(high));
+            to[ATTN_FRAGMENT] = f32_to_bf16(y - bf16_to_f32(high));
         }
     }
     return unit;
@@ -355,8 +355,8 @@ scores_q8_block(float s[4], const uint32_t a[2][ATTN_FRAGMENT], uint2 k,
                 const uint8_t *scales, int n_steps)
 {
     const uint32_t d = *(const uint32_t *) scales;
-    const float scale[2] = { half_to_float((uint16_t) d),
-                             half_to_float((uint16_t) (d >> 16)) };
+    const float scale[2] = { f16_to_f32(low_half(d)),
+                             f16_to_f32(high_half(d)) };
     float sum[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
 
     attn_mma<OP_Q8_0>(sum, a[0],
@@ -495,15 +495,15 @@ weight_fragment(uint32_t a[ATTN_FRAGMENT], const float p[2][4])
         const float x = p[i / 2][i % 2 * 2], y = p[i / 2][i % 2 * 2 + 1];
 
         if (TYPE == OP_F16) {
-            a[i] = half2_from_floats(x, y);
+            a[i] = pack_halves(f32_to_f16(x), f32_to_f16(y));
             a[i + 4] =
-                half2_from_floats(x - half_to_float((uint16_t) a[i]),
-                                  y - half_to_float((uint16_t) (a[i] >> 16)));
+                pack_halves(f32_to_f16(x - f16_to_f32(low_half(a[i]))),
+                            f32_to_f16(y - f16_to_f32(high_half(a[i]))));
         } else {
-            a[i] = bf162_from_floats(x, y);
+            a[i] = pack_halves(f32_to_bf16(x), f32_to_bf16(y));
             a[i + 4] =
-                bf162_from_floats(x - bf16_to_float((uint16_t) a[i]),
-                                  y - bf16_to_float((uint16_t) (a[i] >> 16)));
+                pack_halves(f32_to_bf16(x - bf16_to_f32(low_half(a[i]))),
+                            f32_to_bf16(y - bf16_to_f32(high_half(a[i]))));
         }
     }
 }
@@ -637,7 +637,7 @@ values_not_finite(float o[8][4], const attn_block_t *block, const attn_rows_t *r
             if ((x & 0x7c00) == 0x7c00 && token <= pos
                 && (block->window == 0 || token > pos - block->window))
             {
-                o[k / 4][k % 4] += half_to_float(x);
+                o[k / 4][k % 4] += f16_to_f32(x);
             }
         }
     }
@@ -664,7 +664,7 @@ scaled_fragment(uint32_t a[ATTN_FRAGMENT], const float p[2][4],
             x[i][k] = p[i][k] == 0.0f
                           ? 0.0f
                           : p[i][k]
-                                * half_to_float((uint16_t) (d >> k % 2 * 16));
+                                * f16_to_f32((uint16_t) (d >> k % 2 * 16));
         }
     }
     weight_fragment<OP_Q8_0>(a, x);

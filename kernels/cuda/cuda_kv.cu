@@ -31,7 +31,7 @@ typedef struct {
     int mode;
 } rope_args_t;
 
-/* One value of a head, turned. */
+/* A head that is turned. */
 typedef struct {
     const float *x;
     const float *cos_sin; /* of the row's position */
@@ -74,8 +74,8 @@ quantised(float x, uint16_t *scale)
     const int bits = __float_as_int(x) & 0x7fffffff;
     const bool bad = warp_any(bits >= 0x7f800000);
     const float top = warp_max(__int_as_float(bits));
-    uint16_t half = half_from_float(top / 127.0f);
-    const float d = half_to_float(half);
+    uint16_t half = f32_to_f16(top / 127.0f);
+    const float d = f16_to_f32(half);
 
     if (bad || half >= HALF_INFINITY) {
         half = HALF_NAN;
@@ -113,7 +113,7 @@ store_row(const cuda_kv_layout_t *layout, uint8_t *record, int slot,
         }
         if (layout->size == 2) {
             if (d < dim) {
-                ((uint16_t *) row)[d] = half_from_float(x[i]);
+                ((uint16_t *) row)[d] = f32_to_f16(x[i]);
             }
             continue;
         }

@@ -17,6 +17,7 @@
 #include "kernels/cuda/cuda.h"
 
 enum { CUDA_KV_GROUP = 64 }; /* bytes of a q8_0 row that are reordered */
+enum { WARP_SIZE = 32 };
 
 /* Offsets in bytes. */
 typedef struct {
@@ -30,6 +31,24 @@ typedef struct {
     size_t page_bytes; /* of one layer */
 } cuda_kv_layout_t;
 
+
+/* --- a warp --- */
+
+static __device__ __forceinline__ int
+lane_id(void)
+{
+    return (int) threadIdx.x % WARP_SIZE;
+}
+
+
+static __device__ __forceinline__ bool
+warp_any(bool x)
+{
+    return __any_sync(FULL_MASK, x) != 0;
+}
+
+
+/* --- the layout --- */
 
 /* The compiled size that holds head_dim; 0: there is none. */
 static inline int

@@ -10,7 +10,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+extern "C" {
 #include <cmocka.h>
+}
 
 static uint64_t state = 88172645463325252u;
 
