@@ -10,6 +10,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef struct {
     /* LLM_SHIM_SEED: 0 runs threads in order and streams as late as possible;
      * others give warps random priorities that change at random moments (PCT,
@@ -64,5 +68,9 @@ void shim_fail_at(shim_fail_t kind, uint64_t n);
 
 /* Counts one event: whether it is to fail. */
 bool shim_fails(shim_fail_t kind);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif
