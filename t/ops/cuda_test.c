@@ -81,12 +81,12 @@ open_as(const char *device, int number, op_err_t *err)
 {
     const op_open_t params = { .device = number };
 
-    shim_options()->device = device;
+    shim_options()->device = device != NULL ? device : "80";
     err->text[0] = '\0';
 
     op_dev_t *opened = cuda_ops.open(&params, err);
 
-    shim_options()->device = NULL;
+    shim_options()->device = "80";
 
     return opened;
 }
@@ -139,6 +139,7 @@ test_open_fails(void **unused)
             shim_fail_at((shim_fail_t) kind, 0);
             assert_true(opened != NULL || err.text[0] != '\0');
             cuda_ops.close(opened);
+            cudaDeviceReset();
         }
     }
 }
