@@ -49,7 +49,10 @@ shim_shared_begin(block_t *block)
 {
     if (block->shared_bytes != 0) {
         memset(block->shared_memory, POISON, block->shared_bytes);
-        memset(block->shared_memory + block->shared_bytes, GUARD, GUARD_BYTES);
+    }
+
+    for (int i = 0; block->shared_bytes != 0 && i < GUARD_BYTES; i++) {
+        block->shared_memory[block->shared_bytes + i] = (char) GUARD;
     }
 
     shim_statics_poison(block->grid->kernel);
