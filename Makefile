@@ -123,10 +123,11 @@ $(BUILD)/%.o: %.c Makefile
 
 EMUFLAGS := -std=c++17 -D_GNU_SOURCE -DLLM_CUDA_EMU -Wall -Wextra -Wshadow \
             -Wpointer-arith -Wvla -Werror -Wno-unknown-pragmas -g \
-            $(if $(SAN),-O1,-O2) -ffp-contract=off -fPIC $(SANFLAGS) -I.
+            $(if $(SAN),-O1,-O3 -march=native) -ffp-contract=off -fPIC \
+            $(SANFLAGS) -I.
 # The shim switches stacks, and tells TSan so itself; a copy that became a call
 # of memcpy would be looked at.
-SHIMFLAGS := -fno-tree-loop-distribute-patterns \
+SHIMFLAGS := -fno-tree-loop-distribute-patterns -Wno-maybe-uninitialized \
              $(if $(findstring thread,$(SAN)),-fno-sanitize=thread -DSHIM_TSAN)
 SHIM_OBJ := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard t/shim/*.cpp))
 EMU_OBJ := $(BUILD)/emu/kernels/backend.o $(CUDA_SRC:%.cu=$(BUILD)/%.emu.o) \

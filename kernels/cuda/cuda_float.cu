@@ -6,7 +6,6 @@
  * Up to eight rows of x share what is read; more rows read it again.
  */
 
-#include "kernels/cuda/cuda_lanes.cuh"
 #include "kernels/cuda/cuda_linear.h"
 
 enum {
@@ -102,10 +101,10 @@ dot_float(const cuda_dot_t job)
         }
     }
 
+    half_sums<ROWS>(acc);
+
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
-        acc[r] = cuda_sum16(acc[r]);
-
         if (lane == 0 && out < job.w.n_out && first + r < job.rows) {
             float *y = job.y + (size_t) (first + r) * job.ldy + out;
 

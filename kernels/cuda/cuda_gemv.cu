@@ -9,7 +9,6 @@
  */
 
 #include "kernels/cuda/cuda_dot.cuh"
-#include "kernels/cuda/cuda_lanes.cuh"
 
 enum {
     THREADS = 128,
@@ -149,13 +148,10 @@ gemv(const cuda_dot_t job)
         add_blocks<LAYOUT, COLS>(&job, out, b, acc);
     }
 
+    half_sums<LANE_OUTS * COLS>(&acc[0][0]);
+
 #pragma unroll
     for (int o = 0; o < LANE_OUTS; o++) {
-#pragma unroll
-        for (int c = 0; c < COLS; c++) {
-            acc[o][c] = cuda_sum16(acc[o][c]);
-        }
-
         if (lane % 16 == 0 && out + o < job.w.n_out) {
             store<COLS>(&job, out + o, acc[o]);
         }

@@ -103,6 +103,34 @@ sum_int_all(shim_slots_t *slots)
 }
 
 
+/* Eight values at a time. */
+static void
+sum_halves(shim_slots_t *slots)
+{
+    check_full(slots);
+
+    for (int first = 0; first < SHIM_LANES; first += 16) {
+        float v[16][8];
+
+        for (int i = 0; i < 16; i++) {
+            shim_move(v[i], float_in(slots, first + i), sizeof(v[i]));
+        }
+
+        for (int half = 8; half != 0; half /= 2) {
+            for (int i = 0; i < half; i++) {
+                for (int k = 0; k < 8; k++) {
+                    v[i][k] += v[i + half][k];
+                }
+            }
+        }
+
+        for (int i = 0; i < 16; i++) {
+            shim_move(float_out(slots, first + i), v[0], sizeof(v[0]));
+        }
+    }
+}
+
+
 static void
 sum_quads(shim_slots_t *slots)
 {
@@ -176,6 +204,19 @@ float
 shim_quad_max(float value, shim_site_t site)
 {
     return reduce(max_quads, value, site);
+}
+
+
+void
+shim_half_sums(float *values, int n, shim_site_t site)
+{
+    static const shim_collective_t collective
+        = { 8 * sizeof(float), 8 * sizeof(float), sum_halves };
+    float in[8] = {}, out[8];
+
+    shim_move(in, values, (size_t) n * sizeof(float));
+    shim_collective(ALL, &collective, in, out, site);
+    shim_move(values, out, (size_t) n * sizeof(float));
 }
 
 

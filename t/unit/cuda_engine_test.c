@@ -31,9 +31,10 @@ typedef struct {
     float logprob[N_TOKENS];
 } answer_t;
 
-/* 16 tokens and a few more, then what is each one's own */
+/* more than a page of 16 tokens, then what is each one's own */
 static const char prefix[] = "The old lighthouse keeper looked out over the "
-                             "grey sea and counted the ships that";
+                             "grey sea and counted, one by one, the small "
+                             "wooden ships that";
 
 static const char *const tails[N_REQUESTS] = {
     " came home", " were lost in the storm of", " sailed", " had never"
@@ -159,9 +160,9 @@ run_alone(const char *device, answer_t *answers)
 static void
 test_together(void **unused)
 {
-    /* 7 pages: two hold the prefix and more for all, and each wants one or two
-     * of its own */
-    engine_t *engine = open_engine("cuda", "2600k");
+    /* 6 pages: the prefix has one, each request begins with one or two more,
+     * and each wants a third */
+    engine_t *engine = open_engine("cuda", "2200k");
     request_t *reqs[N_REQUESTS];
 
     (void) unused;
