@@ -121,7 +121,7 @@ build() {
 
     if ! make -C "$TOP" -j"$(nproc)" "$@" 2>&1 | tee "$log" \
         | awk -v tty="$([ -t 1 ] && echo 1)" '
-            /^  cc / { n++; if (tty) printf "\r   %d files compiled", n }
+            /^  c(c|\+\+) / { n++; if (tty) printf "\r   %d files compiled", n }
             END { if (tty && n) print "" }'
     then
         tail -n 40 "$log" >&2

@@ -26,7 +26,7 @@ what=${1:-check}
 
 # shellcheck disable=SC2086
 need_packages $BUILD_PACKAGES perl python3 python3-venv libcmocka-dev \
-    clang-14 libclang-rt-14-dev clang-format-14 spin nghttp2-client \
+    g++ clang-14 libclang-rt-14-dev clang-format-14 spin nghttp2-client \
     prometheus
 
 # Python packages of the tests, in a folder of their own
@@ -81,19 +81,21 @@ test | check)
 esac
 
 test_python
-build all units ops tools
+build all units ops tools shim
 
-tests=(t/*.t build/t/unit/*_test build/t/ops/*_test)
+tests=(t/*.t build/t/unit/*_test build/t/ops/*_test build/t/shim/*_test)
 
 if [ "$what" = check ]; then
     export LLM_TEST_LONG=1
-    build SAN=address,undefined all units
-    build SAN=thread BUILD=build-thread units ops
+    build SAN=address,undefined all units shim
+    build SAN=thread BUILD=build-thread units ops shim
     build CC=clang-14 BUILD=build-fuzz SAN=fuzzer-no-link,address,undefined \
         fuzz
     tests+=(build-address,undefined/t/unit/*_test build-thread/t/unit/ipc*_test
             build-thread/t/unit/engine_thread*_test
-            build-thread/t/ops/pool_test)
+            build-thread/t/ops/pool_test
+            build-address,undefined/t/shim/*_test
+            build-thread/t/shim/*_test)
 fi
 
 for t in "${tests[@]}"; do

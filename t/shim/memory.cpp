@@ -28,7 +28,7 @@
 #define ALIGNMENT 512
 #define RED_ZONE 256
 #define PAGE 4096
-#define CHUNK ((size_t) 64 << 20)
+#define CHUNK ((size_t) 8 << 20)
 
 /* freed memory is not used again at once if there is room elsewhere */
 #define ROOM 4
@@ -106,7 +106,6 @@ arena_create(void)
 
     arena.base = (char *) base;
     map_poison(arena.base, arena.size);
-    ASAN_POISON_MEMORY_REGION(arena.base, arena.size);
 }
 
 
@@ -292,6 +291,7 @@ shim_malloc(void **ptr, size_t n_bytes)
     (*arena.live)[at] = n_bytes;
     arena.used += round_up(n_bytes, ALIGNMENT);
     ASAN_UNPOISON_MEMORY_REGION(at, n_bytes);
+    ASAN_POISON_MEMORY_REGION(at + n_bytes, slot_bytes(n_bytes) - n_bytes);
 
     if (at + slot_bytes(n_bytes) > arena.base + arena.high) {
         arena.high = at + slot_bytes(n_bytes) - arena.base;

@@ -1,0 +1,126 @@
+#!/usr/bin/perl
+
+# Planted bugs of CUDA kernels and of the host's side (t/shim/bugs*.cu*): each
+# build of the emulation that should notice does, in the words expected, and
+# the same program without the bug passes.
+
+use strict;
+use warnings;
+
+use FindBin;
+use Test::More;
+
+my $top = "$FindBin::Bin/..";
+my %folder = (
+    plain => $ENV{LLM_TEST_BUILD} || 'build',
+    asan => 'build-address,undefined',
+    tsan => 'build-thread',
+);
+
+my $wrong = qr/^wrong with seed/m;
+my $at = qr{(?:\./)?t/shim/bugs(?:_kernel)?\.cuh?:\d+};
+
+# bug => what each build says; all: any of them
+my %says = (
+    missing_barrier => {
+        plain => $wrong,
+        tsan => qr{data\ race .* \bexchange\ $at .* \bexchange\ $at}xs,
+    },
+    missing_warp_barrier => {
+        plain => $wrong,
+        tsan => qr{data\ race .* exchange_in_warp\ $at
+                   .* exchange_in_warp\ $at}xs,
+    },
+    divergent_barrier => {
+        all => qr/divergent barrier: .*left while 32 wait at $at/,
+    },
+    different_barriers => {
+        all => qr/divergent barrier: $at while others wait at $at/,
+    },
+    divergent_shuffle => {
+        all => qr/lane has left while others wait for it: __shfl_xor_sync/,
+    },
+    reuse_race => {
+        plain => $wrong,
+        tsan => qr{data\ race .* (?:\./)?t/shim/gemm\.cuh:\d+
+                   .* (?:\./)?t/shim/gemm\.cuh:\d+}xs,
+    },
+    missing_copy_wait => { all => $wrong },
+    static_shared_bounds => {
+        asan => qr/$at:\d+: runtime error: index 128 out of bounds/,
+    },
+    dynamic_shared_bounds => {
+        plain => qr/written 0 bytes behind 512 bytes of dynamic shared/,
+        asan => qr/heap-buffer-overflow .* write_dynamic $at/s,
+    },
+    global_write_bounds => {
+        plain => qr/written 0 bytes behind the end of 512 bytes of device/,
+        asan => qr/use-after-poison .* write_all $at/s,
+    },
+    global_read_bounds => {
+        plain => $wrong,
+        asan => qr/use-after-poison .* sum_of_two $at/s,
+    },
+    use_after_free => {
+        plain => $wrong,
+        asan => qr/use-after-poison .* sum_of_two $at/s,
+    },
+    misaligned => { all => qr/$at: 0x\w+ is not aligned to 16/ },
+    misaligned_plainly => {
+        asan => qr/$at:\d+: runtime error: .* misaligned address/,
+    },
+    uninitialised => { all => $wrong },
+    uninitialised_static => { all => $wrong },
+    uninitialised_called => { plain => $wrong },
+    uninitialised_dynamic => { all => $wrong },
+    missing_sync => { all => $wrong },
+    staging_reuse => { all => $wrong },
+    missing_event => { all => $wrong },
+    host_follows => { all => qr/host code touches device memory at offset 12/ },
+    device_follows => {
+        all => qr/argument 2 of kernel sum_of_two, .* pointer of the host/,
+    },
+    float_atomics => { all => $wrong },
+    block_order => { all => $wrong },
+);
+
+
+# Without what the caller's environment says of seeds and devices.
+sub run {
+    my ($command) = @_;
+
+    delete local @ENV{grep { /^LLM_SHIM_/ } keys %ENV};
+
+    return scalar `$command 2>&1`;
+}
+
+
+my $program = "$top/$folder{plain}/t/shim/bugs";
+
+plan skip_all => 't/shim is not built' unless -x $program;
+
+is_deeply([sort split ' ', run($program)], [sort keys %says],
+          'each bug has its row');
+
+for my $build (grep { -x "$top/$folder{$_}/t/shim/bugs" } sort keys %folder) {
+    my $path = "$top/$folder{$build}/t/shim/bugs";
+
+    chdir $top or die;
+
+    for my $bug (sort keys %says) {
+        my $want = $says{$bug}{$build} || $says{$bug}{all};
+
+        next if !$want;
+
+        my $out = run("$path $bug");
+        my $status = $?;
+
+        isnt($status, 0, "$build, $bug: noticed");
+        like($out, $want, "$build, $bug: how");
+
+        $out = run("$path $bug fixed");
+        is($?, 0, "$build, $bug: passes when it is fixed") or diag $out;
+    }
+}
+
+done_testing();
