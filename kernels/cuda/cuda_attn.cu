@@ -232,16 +232,17 @@ find_block(const attn_args_t *args, const share_t *share, int first,
     block->n_pages =
         n < ATTN_TOKENS ? (n + OP_PAGE - 1) / OP_PAGE : (int) ATTN_PAGES;
 
+    block->pages =
+        args->pages + (size_t) share->kv_head * args->head_bytes;
+    block->page_bytes = args->page_bytes;
+    block->table = args->tables + (size_t) tile->seq * args->table_width
+                   + first / OP_PAGE;
+
 #pragma unroll
     for (int i = 0; i < ATTN_PAGES; i++) {
-        const int page =
-            i < block->n_pages
-                ? args->tables[(size_t) tile->seq * args->table_width
-                               + first / OP_PAGE + i]
-                : 0;
+        const int page = i < block->n_pages ? block->table[i] : 0;
 
-        block->page[i] = args->pages + (size_t) page * args->page_bytes
-                         + (size_t) share->kv_head * args->head_bytes;
+        block->page[i] = block->pages + page * block->page_bytes;
     }
     return true;
 }
@@ -263,20 +264,6 @@ find_rows(const attn_args_t *args, const share_t *share, const float *units,
 
 
 /* --- results --- */
-
-/* o of one tile of 8 values joins a lane's own place of shared memory. */
-static __device__ __forceinline__ void
-merge_place(float4 *place, const attn_merge_t *merge, const float later[4])
-{
-    float4 o = *place;
-
-    o.x = merge_value(merge, 0, o.x, later[0]);
-    o.y = merge_value(merge, 0, o.y, later[1]);
-    o.z = merge_value(merge, 1, o.z, later[2]);
-    o.w = merge_value(merge, 1, o.w, later[3]);
-    *place = o;
-}
-
 
 /* The last sum is of +0, so that 0 has one sign whoever computed it. */
 static __device__ __forceinline__ float
@@ -431,6 +418,17 @@ clear_rows(float o[D / 8][4])
 }
 
 
+template <int D>
+static __device__ __forceinline__ void
+clear_places(float4 *places)
+{
+    for (int n = 0; n < D / 8; n++) {
+        places[n * WARP_SIZE + lane_id()] =
+            make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+}
+
+
 /* A block: one KV head, 16 rows times heads of a tile, one split. */
 template <int D, int TYPE>
 static __global__ void
@@ -472,8 +470,8 @@ __launch_bounds__(FEW_WARPS *WARP_SIZE) few_kernel(attn_args_t args)
     if (find_block(&args, &share, split * OP_SPLIT + warp * ATTN_TOKENS,
                    &block))
     {
-        attend_block<D, TYPE>(o, &state, (const uint32_t *) fragments, &block,
-                              &rows);
+        attend_block<D, TYPE>(o, NULL, &state, (const uint32_t *) fragments,
+                              &block, &rows);
     }
 
     state = chain_warps<D>(o_split, state_split, o, &state);
@@ -482,22 +480,33 @@ __launch_bounds__(FEW_WARPS *WARP_SIZE) few_kernel(attn_args_t args)
 }
 
 
-/* A warp: one KV head, 16 rows times heads of a tile, all splits. */
-template <int D>
-static constexpr __host__ __device__ int
-many_warps(void)
+/* A warp: one KV head, 16 rows times heads of a tile, all splits.  Where
+ * registers do not hold o of a split, it has places in shared memory (of the
+ * smallest heads, since the compiler gives it fewer). */
+template <int D, int TYPE>
+static constexpr __host__ __device__ bool
+in_places(void)
 {
-    return D > 128 ? 2 : 4;
+    return D < 64 || D > 128 || (TYPE == OP_Q8_0 && D > 64);
 }
 
 
-template <int D>
+template <int D, int TYPE>
+static constexpr __host__ __device__ int
+many_warps(void)
+{
+    return D > 128 ? 1 : in_places<D, TYPE>() ? 2 : 4;
+}
+
+
+/* Of a warp: o of all splits, perhaps of one, and queries. */
+template <int D, int TYPE>
 static constexpr __host__ __device__ size_t
 many_shared(void)
 {
-    return many_warps<D>()
-           * (fragment_words<D>() * sizeof(uint32_t)
-              + (size_t) D / 8 * WARP_SIZE * sizeof(float4));
+    return (size_t) (in_places<D, TYPE>() ? 2 : 1) * D / 8 * WARP_SIZE
+               * sizeof(float4)
+           + fragment_words<D>() * sizeof(uint32_t);
 }
 
 
@@ -510,6 +519,8 @@ attend_splits(const attn_args_t *args, const share_t *share,
 {
     const tile_t *tile = share->tile;
     const int last = (tile->pos + tile->n - 1) / OP_SPLIT;
+    const bool shared = in_places<D, TYPE>();
+    float4 *places = o_rows + D / 8 * WARP_SIZE;
     attn_state_t all;
 
     clear_state(&all);
@@ -518,12 +529,17 @@ attend_splits(const attn_args_t *args, const share_t *share,
         attn_state_t state;
 
         clear_state(&state);
-        clear_rows<D>(o);
+        if (shared) {
+            clear_places<D>(places);
+        } else {
+            clear_rows<D>(o);
+        }
         for (int i = 0; i < OP_SPLIT; i += ATTN_TOKENS) {
             attn_block_t block;
 
             if (find_block(args, share, split * OP_SPLIT + i, &block)) {
-                attend_block<D, TYPE>(o, &state, fragments, &block, rows);
+                attend_block<D, TYPE>(shared ? NULL : o, places, &state,
+                                      fragments, &block, rows);
             }
         }
 
@@ -531,6 +547,14 @@ attend_splits(const attn_args_t *args, const share_t *share,
 
 #pragma unroll
         for (int n = 0; n < D / 8; n++) {
+            if (shared) {
+                const float4 from = places[n * WARP_SIZE + lane_id()];
+
+                o[n][0] = from.x;
+                o[n][1] = from.y;
+                o[n][2] = from.z;
+                o[n][3] = from.w;
+            }
             merge_place(o_rows + n * WARP_SIZE + lane_id(), &merge, o[n]);
         }
     }
@@ -540,17 +564,19 @@ attend_splits(const attn_args_t *args, const share_t *share,
 
 template <int D, int TYPE>
 static __global__ void
-__launch_bounds__(many_warps<D>() * WARP_SIZE) many_kernel(attn_args_t args)
+__launch_bounds__(many_warps<D, TYPE>() * WARP_SIZE) many_kernel(attn_args_t args)
 {
     DYN_SMEM(float4, shared);
 
-    const int block_rows = many_warps<D>() * ATTN_ROWS;
+    const int block_rows = many_warps<D, TYPE>() * ATTN_ROWS;
     const int shares = (args.group + block_rows - 1) / block_rows;
     const int per_tile = shares > 1 ? 1 : block_rows / args.group;
     const int warp = (int) threadIdx.x / WARP_SIZE;
     float4 *o_rows =
-        shared + warp * (int) (many_shared<D>() / many_warps<D>() / 16);
-    uint32_t *fragments = (uint32_t *) (o_rows + D / 8 * WARP_SIZE);
+        shared + warp * (int) (many_shared<D, TYPE>() / sizeof(float4));
+    uint32_t *fragments =
+        (uint32_t *) (o_rows
+                      + (in_places<D, TYPE>() ? 2 : 1) * D / 8 * WARP_SIZE);
     tile_t tile;
 
     if (!find_tile(&args, (int) blockIdx.y, per_tile, false, &tile)) {
@@ -573,11 +599,7 @@ __launch_bounds__(many_warps<D>() * WARP_SIZE) many_kernel(attn_args_t args)
     find_rows(&args, &share, (const float *) o_rows, &rows);
     __syncwarp();
 
-#pragma unroll
-    for (int n = 0; n < D / 8; n++) {
-        o_rows[n * WARP_SIZE + lane_id()] =
-            make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    }
+    clear_places<D>(o_rows);
 
     const attn_state_t all =
         attend_splits<D, TYPE>(&args, &share, fragments, o_rows, &rows);
@@ -709,17 +731,17 @@ static void
 launch_many(const attn_launch_t *launch)
 {
     const attn_args_t args = launch->args;
-    const int block_rows = many_warps<D>() * ATTN_ROWS;
+    const int block_rows = many_warps<D, TYPE>() * ATTN_ROWS;
     const int shares = (args.group + block_rows - 1) / block_rows;
     const int per = shares > 1 ? 1 : block_rows / args.group;
     const dim3 grid(args.n_kv_heads * shares, most_tiles(launch, per));
-    const dim3 block(many_warps<D>() * WARP_SIZE);
+    const dim3 block(many_warps<D, TYPE>() * WARP_SIZE);
+    const size_t bytes = many_warps<D, TYPE>() * many_shared<D, TYPE>();
 
     cudaFuncSetAttribute(many_kernel<D, TYPE>,
                          cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         (int) many_shared<D>());
-    LAUNCH((many_kernel<D, TYPE>), grid, block, many_shared<D>(),
-           launch->stream, args);
+                         (int) bytes);
+    LAUNCH((many_kernel<D, TYPE>), grid, block, bytes, launch->stream, args);
 }
 
 

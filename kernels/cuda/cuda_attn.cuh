@@ -39,6 +39,9 @@ enum {
 
 typedef struct {
     const uint8_t *page[ATTN_PAGES]; /* records of the KV head */
+    const uint8_t *pages;            /* of the layer, at the KV head */
+    size_t page_bytes;
+    const int32_t *table; /* of the block's pages */
     int n_pages;
     int first;    /* position of the first token */
     int end;      /* no row sees this position */
@@ -257,19 +260,35 @@ load_fragment(uint32_t a[ATTN_FRAGMENT], const uint32_t *fragments, int step)
 }
 
 
-/* Both products of a step. */
+/* The products of n tiles with one A, first as it is rounded, then what is left
+ * over: neighbours do not wait for one another. */
 template <int TYPE>
 static __device__ __forceinline__ void
-attn_mma(float d[4], const uint32_t a[ATTN_FRAGMENT], uint32_t b0, uint32_t b1)
+attn_mma(float d[8][4], const uint32_t a[ATTN_FRAGMENT],
+         const uint32_t b[8][2], int n)
 {
-    const uint32_t b[2] = { b0, b1 };
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        const uint32_t *part = a + i / 8 * 4;
 
-    if (TYPE == OP_F16) {
-        mma_f16_16816(d, a, b);
-        mma_f16_16816(d, a + 4, b);
-    } else {
-        mma_bf16_16816(d, a, b);
-        mma_bf16_16816(d, a + 4, b);
+        if (i % 8 >= n) {
+            continue;
+        }
+        if (TYPE == OP_F16) {
+            mma_f16_16816(d[i % 8], part, b[i % 8]);
+        } else {
+            mma_bf16_16816(d[i % 8], part, b[i % 8]);
+        }
+    }
+}
+
+
+static __device__ __forceinline__ void
+clear_values(float o[8][4])
+{
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+        o[i / 4][i % 4] = 0.0f;
     }
 }
 
@@ -301,77 +320,115 @@ static __device__ __forceinline__ void
 scores_f16(float s[ATTN_TILES][4], const uint32_t *fragments,
            const attn_block_t *block)
 {
-    const int row = lane_id() / 4, part = lane_id() % 4;
-    uint32_t a[2][ATTN_FRAGMENT];
+    const int n = block->n_pages * 2;
+    const int at = lane_id() / 4 * D + lane_id() % 4 * 8;
+    uint32_t a[ATTN_FRAGMENT], b[2][ATTN_TILES][2];
 
-#pragma unroll
+#pragma unroll(D > 128 ? 1 : 4)
     for (int c = 0; c + 32 <= D; c += 32) {
-        uint4 k[ATTN_TILES];
-
 #pragma unroll
         for (int j = 0; j < ATTN_TILES; j++) {
-            if (j / 2 < block->n_pages) {
-                k[j] = *(const uint4 *) (block->page[j / 2]
-                                         + ((j % 2 * 8 + row) * D + c + 8 * part)
-                                               * 2);
+            if (j < n) {
+                const uint4 k = load_v4(block->page[j / 2]
+                                        + (j % 2 * 8 * D + at + c) * 2);
+
+                b[0][j][0] = k.x;
+                b[0][j][1] = k.y;
+                b[1][j][0] = k.z;
+                b[1][j][1] = k.w;
             }
         }
 
-        load_fragment(a[0], fragments, c / 16);
-        load_fragment(a[1], fragments, c / 16 + 1);
-
 #pragma unroll
-        for (int j = 0; j < ATTN_TILES; j++) {
-            if (j / 2 < block->n_pages) {
-                attn_mma<OP_F16>(s[j], a[0], k[j].x, k[j].y);
-                attn_mma<OP_F16>(s[j], a[1], k[j].z, k[j].w);
-            }
+        for (int i = 0; i < 2; i++) {
+            load_fragment(a, fragments, c / 16 + i);
+            attn_mma<OP_F16>(s, a, b[i], n);
         }
     }
 
     if (D % 32 != 0) {
-        load_fragment(a[0], fragments, D / 16 - 1);
-
 #pragma unroll
         for (int j = 0; j < ATTN_TILES; j++) {
-            if (j / 2 < block->n_pages) {
-                const uint2 k =
-                    *(const uint2 *) (block->page[j / 2]
-                                      + ((j % 2 * 8 + row) * D + D - 16
-                                         + 4 * part)
-                                            * 2);
+            if (j < n) {
+                const uint2 k = *(const uint2 *) (block->page[j / 2]
+                                                  + ((j % 2 * 8 + lane_id() / 4)
+                                                         * D
+                                                     + D - 16
+                                                     + lane_id() % 4 * 4)
+                                                        * 2);
 
-                attn_mma<OP_F16>(s[j], a[0], k.x, k.y);
+                b[0][j][0] = k.x;
+                b[0][j][1] = k.y;
             }
+        }
+
+        load_fragment(a, fragments, D / 16 - 1);
+        attn_mma<OP_F16>(s, a, b[0], n);
+    }
+}
+
+
+/* K of four tiles, two pages, times one block of 32 values under one scale;
+ * half a block if n_steps is 1. */
+static __device__ __forceinline__ void
+scores_q8_block(float s[4][4], const uint32_t *fragments, const uint2 k[4],
+                const attn_block_t *block, int page, int scale_at, int n_steps)
+{
+    const int n = (block->n_pages - page) * 2;
+    uint32_t a[ATTN_FRAGMENT], b[8][2];
+    float sum[8][4];
+
+    clear_values(sum);
+
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        if (i >= n_steps) {
+            break;
+        }
+
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const uint32_t word = i == 0 ? k[j].x : k[j].y;
+
+            b[j][0] = bf16_of_bytes(byte_of(word, 0), byte_of(word, 1));
+            b[j][1] = bf16_of_bytes(byte_of(word, 2), byte_of(word, 3));
+        }
+        load_fragment(a, fragments, i);
+        attn_mma<OP_Q8_0>(sum, a, b, n < 4 ? n : 4);
+    }
+
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        if (j >= n) {
+            break;
+        }
+
+        const uint32_t d =
+            *(const uint32_t *) (block->page[page + j / 2] + scale_at
+                                 + (j % 2 * 8 + lane_id() % 4 * 2) * 2);
+
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            s[j][i] = fmaf(f16_to_f32(i % 2 == 0 ? low_half(d) : high_half(d)),
+                           sum[j][i], s[j][i]);
         }
     }
 }
 
 
-/* One block of 32 values under one scale, 16 if y is not used. */
-template <int D>
-static __device__ __forceinline__ void
-scores_q8_block(float s[4], const uint32_t a[2][ATTN_FRAGMENT], uint2 k,
-                const uint8_t *scales, int n_steps)
+/* n bytes, 16, 8 or 4, of a row of K: two blocks of 32, one, or half of one. */
+static __device__ __forceinline__ uint4
+load_key_bytes(const uint8_t *from, int n)
 {
-    const uint32_t d = *(const uint32_t *) scales;
-    const float scale[2] = { f16_to_f32(low_half(d)),
-                             f16_to_f32(high_half(d)) };
-    float sum[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
-
-    attn_mma<OP_Q8_0>(sum, a[0],
-                      bf16_of_bytes(byte_of(k.x, 0), byte_of(k.x, 1)),
-                      bf16_of_bytes(byte_of(k.x, 2), byte_of(k.x, 3)));
-    if (n_steps == 2) {
-        attn_mma<OP_Q8_0>(sum, a[1],
-                          bf16_of_bytes(byte_of(k.y, 0), byte_of(k.y, 1)),
-                          bf16_of_bytes(byte_of(k.y, 2), byte_of(k.y, 3)));
+    if (n == 16) {
+        return load_v4(from);
     }
+    if (n == 8) {
+        const uint2 some = *(const uint2 *) from;
 
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        s[i] = fmaf(scale[i % 2], sum[i], s[i]);
+        return make_uint4(some.x, some.y, 0, 0);
     }
+    return make_uint4(*(const uint32_t *) from, 0, 0, 0);
 }
 
 
@@ -380,56 +437,41 @@ static __device__ __forceinline__ void
 scores_q8(float s[ATTN_TILES][4], const uint32_t *fragments,
           const attn_block_t *block)
 {
-    const int row = lane_id() / 4, part = lane_id() % 4;
-    const int keys = key_offset<D, OP_Q8_0>();
-    uint32_t a[2][ATTN_FRAGMENT];
+    const int n = block->n_pages * 2;
 
-#pragma unroll
+#pragma unroll(D > 128 ? 1 : 4)
     for (int c = 0; c < D; c += 64) {
-        const int left = D - c < 64 ? D - c : 64;
-        uint4 k[ATTN_TILES];
+        const int left = D % 64 == 0 || D - c >= 64 ? 64 : D - c;
 
 #pragma unroll
-        for (int j = 0; j < ATTN_TILES; j++) {
-            if (j / 2 >= block->n_pages) {
-                continue;
-            }
-
-            const uint8_t *from =
-                block->page[j / 2] + keys + (j % 2 * 8 + row) * D + c;
-
-            if (left == 64) {
-                k[j] = *(const uint4 *) (from + 16 * part);
-            } else if (left == 32) {
-                const uint2 some = *(const uint2 *) (from + 8 * part);
-
-                k[j] = make_uint4(some.x, some.y, 0, 0);
-            } else {
-                k[j] = make_uint4(*(const uint32_t *) (from + 4 * part), 0, 0,
-                                  0);
-            }
-        }
+        for (int page = 0; page < ATTN_PAGES; page += 2) {
+            uint2 k[2][4];
 
 #pragma unroll
-        for (int b = 0; b < (left + 31) / 32; b++) {
-            const int n_steps = left - 32 * b >= 32 ? 2 : 1;
+            for (int j = 0; j < 4; j++) {
+                if (2 * page + j >= n) {
+                    break;
+                }
 
-            load_fragment(a[0], fragments, c / 16 + 2 * b);
-            if (n_steps == 2) {
-                load_fragment(a[1], fragments, c / 16 + 2 * b + 1);
+                const uint4 all = load_key_bytes(
+                    block->page[page + j / 2] + key_offset<D, OP_Q8_0>()
+                        + (j % 2 * 8 + lane_id() / 4) * D + c
+                        + lane_id() % 4 * (left / 4),
+                    left / 4);
+
+                k[0][j] = make_uint2(all.x, all.y);
+                k[1][j] = make_uint2(all.z, all.w);
             }
 
 #pragma unroll
-            for (int j = 0; j < ATTN_TILES; j++) {
-                if (j / 2 < block->n_pages) {
-                    scores_q8_block<D>(
-                        s[j], a,
-                        b == 0 ? make_uint2(k[j].x, k[j].y)
-                               : make_uint2(k[j].z, k[j].w),
-                        block->page[j / 2]
-                            + ((c / 32 + b) * OP_PAGE + j % 2 * 8 + 2 * part)
-                                  * 2,
-                        n_steps);
+            for (int b = 0; b < (left + 31) / 32; b++) {
+                if (page < block->n_pages) {
+                    scores_q8_block(s + 2 * page,
+                                    fragments
+                                        + (c / 16 + 2 * b) * 32 * ATTN_FRAGMENT,
+                                    k[b], block, page,
+                                    (c / 32 + b) * OP_PAGE * 2,
+                                    left - 32 * b >= 32 ? 2 : 1);
                 }
             }
         }
@@ -585,23 +627,18 @@ values_f16(float o[8][4], const uint32_t p[ATTN_PAGES][ATTN_FRAGMENT],
             }
         }
 
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            uint32_t b[2];
-
-            if (j >= n) {
-                break;
-            }
+        uint32_t b[8][2];
 
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const uint32_t x = v[2 * i][j / 2], y = v[2 * i + 1][j / 2];
+        for (int i = 0; i < 16; i++) {
+            const int j = i / 2;
+            const uint32_t x = v[i % 2 * 2][j / 2], y = v[i % 2 * 2 + 1][j / 2];
 
-                b[i] = j % 2 == 0 ? (x & 0xffffu) | y << 16
-                                  : x >> 16 | (y & 0xffff0000u);
-            }
-            attn_mma<OP_F16>(o[j], p[page], b[0], b[1]);
+            b[j][i % 2] = j % 2 == 0
+                              ? pack_halves(low_half(x), low_half(y))
+                              : pack_halves(high_half(x), high_half(y));
         }
+        attn_mma<OP_F16>(o, p[page], b, n);
     }
 }
 
@@ -616,14 +653,17 @@ values_not_finite(float o[8][4], const attn_block_t *block, const attn_rows_t *r
 
     for (int i = 0; i < block->n_pages * OP_PAGE; i++) {
         const int token = block->first + i;
-        const uint16_t *v =
-            (const uint16_t *) (block->page[i / OP_PAGE]
-                                + value_offset<D, OP_F16>())
-            + i % OP_PAGE * D + at;
 
         if (token >= block->end) {
             break;
         }
+
+        /* page[] is in registers, which cannot be counted through */
+        const uint8_t *record =
+            block->pages + block->table[i / OP_PAGE] * block->page_bytes;
+        const uint16_t *v =
+            (const uint16_t *) (record + value_offset<D, OP_F16>())
+            + i % OP_PAGE * D + at;
 #pragma unroll
         for (int k = 0; k < 32; k++) {
             const int pos = rows->pos[k % 4 / 2];
@@ -695,23 +735,23 @@ values_q8(float o[8][4], const float p[ATTN_TILES][4],
         }
 
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
-            uint32_t b[2];
+        for (int half = 0; half < 2; half++) {
+            uint32_t b[8][2];
 
-            if (j >= n) {
+            if (4 * half >= n) {
                 break;
-            }
-            if (j % 4 == 0) {
-                scaled_fragment<D>(a, p + 2 * page, block->page[page],
-                                   at / 32 + j / 4);
             }
 
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                b[i] = bf16_of_bytes(byte_of(v[2 * i][j / 4], j % 4),
-                                     byte_of(v[2 * i + 1][j / 4], j % 4));
+            for (int i = 0; i < 8; i++) {
+                const int k = i % 2 * 2;
+
+                b[i / 2][i % 2] = bf16_of_bytes(byte_of(v[k][half], i / 2),
+                                                byte_of(v[k + 1][half], i / 2));
             }
-            attn_mma<OP_Q8_0>(o[j], a, b[0], b[1]);
+            scaled_fragment<D>(a, p + 2 * page, block->page[page],
+                               at / 32 + half);
+            attn_mma<OP_Q8_0>(o + 4 * half, a, b, n < 4 ? n : 4);
         }
     }
 }
@@ -756,23 +796,54 @@ merge_value(const attn_merge_t *merge, int row, float before, float later)
 }
 
 
+/* o of one tile of 8 values joins a lane's own place of shared memory. */
 static __device__ __forceinline__ void
-clear_values(float o[8][4])
+merge_place(float4 *place, const attn_merge_t *merge, const float later[4])
 {
+    float4 o = *place;
+
+    o.x = merge_value(merge, 0, o.x, later[0]);
+    o.y = merge_value(merge, 0, o.y, later[1]);
+    o.z = merge_value(merge, 1, o.z, later[2]);
+    o.w = merge_value(merge, 1, o.w, later[3]);
+    *place = o;
+}
+
+
+/* o of n values from `at` of a block. */
+template <int D>
+static __device__ __forceinline__ void
+attend_values(float o[8][4], const uint32_t weights[ATTN_PAGES][ATTN_FRAGMENT],
+              const attn_block_t *block, const attn_rows_t *rows, int at, int n)
+{
+    float odd = 0.0f;
+
+    clear_values(o);
+    values_f16<D>(o, weights, block, at, n, false);
+
 #pragma unroll
     for (int i = 0; i < 32; i++) {
-        o[i / 4][i % 4] = 0.0f;
+        odd = fmaf(o[i / 4][i % 4], 0.0f, odd);
+    }
+
+    /* 0 times Inf is not 0: do it again, without them */
+    if (warp_any(odd != 0.0f)) {
+        clear_values(o);
+        values_f16<D>(o, weights, block, at, n, true);
+        values_not_finite<D>(o, block, rows, at, n);
     }
 }
 
 
-/* The warp's rows attend one block, which joins their state and o. */
+/* The warp's rows attend one block, which joins their state and o: registers,
+ * or the lanes' places in shared memory if o is NULL. */
 template <int D, int TYPE>
 static __device__ __forceinline__ void
-attend_block(float o[D / 8][4], attn_state_t *state, const uint32_t *fragments,
-             const attn_block_t *block, const attn_rows_t *rows)
+attend_block(float (*o)[4], float4 *places, attn_state_t *state,
+             const uint32_t *fragments, const attn_block_t *block,
+             const attn_rows_t *rows)
 {
-    float s[ATTN_TILES][4], some[8][4];
+    float s[ATTN_TILES][4];
     uint32_t weights[ATTN_PAGES][ATTN_FRAGMENT];
     attn_state_t here;
 
@@ -796,33 +867,32 @@ attend_block(float o[D / 8][4], attn_state_t *state, const uint32_t *fragments,
 #pragma unroll
     for (int at = 0; at < D; at += 64) {
         const int n = D - at >= 64 ? 8 : D - at >= 32 ? 4 : 2;
+        float some[8][4];
 
-        clear_values(some);
-        if (TYPE == OP_Q8_0) {
-            values_q8<D>(some, s, block, at, n);
+        if (TYPE == OP_F16) {
+            attend_values<D>(some, weights, block, rows, at, n);
         } else {
-            float odd = 0.0f;
-
-            values_f16<D>(some, weights, block, at, n, false);
-
-#pragma unroll
-            for (int i = 0; i < 32; i++) {
-                odd = fmaf(some[i / 4][i % 4], 0.0f, odd);
-            }
-
-            /* 0 times Inf is not 0: do it again, without them */
-            if (warp_any(odd != 0.0f)) {
-                clear_values(some);
-                values_f16<D>(some, weights, block, at, n, true);
-                values_not_finite<D>(some, block, rows, at, n);
-            }
+            clear_values(some);
+            values_q8<D>(some, s, block, at, n);
         }
 
 #pragma unroll
-        for (int i = 0; i < 4 * n; i++) {
-            float *x = &o[at / 8 + i / 4][i % 4];
+        for (int i = 0; i < 8; i++) {
+            if (i >= n) {
+                break;
+            }
+            if (o == NULL) {
+                merge_place(places + (at / 8 + i) * WARP_SIZE + lane_id(),
+                            &merge, some[i]);
+                continue;
+            }
 
-            *x = merge_value(&merge, i % 4 / 2, *x, some[i / 4][i % 4]);
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                float *x = &o[at / 8 + i][k];
+
+                *x = merge_value(&merge, k / 2, *x, some[i][k]);
+            }
         }
     }
 }

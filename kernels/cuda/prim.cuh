@@ -524,8 +524,25 @@ mma_bf16_16816(float d[4], const uint32_t a[4], const uint32_t b[2])
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #else
-    /* no such instruction: the host does not offer bf16 there */
-    __trap();
+    /* no such instruction: each lane computes its four */
+    const int lane = (int) threadIdx.x % 32;
+
+#pragma unroll
+    for (int k = 0; k < 16; k++) {
+        const int from = k % 8 / 2, column = lane % 4 * 8;
+
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint32_t x = __shfl_sync(FULL_MASK, a[k / 8 * 2 + i / 2],
+                                           (lane & 28) + from);
+            const uint32_t y = __shfl_sync(FULL_MASK, b[k / 8],
+                                           column + i % 2 * 4 + from);
+
+            d[i] = fmaf(__uint_as_float(k % 2 ? x & 0xffff0000u : x << 16),
+                        __uint_as_float(k % 2 ? y & 0xffff0000u : y << 16),
+                        d[i]);
+        }
+    }
 #endif
 }
 
