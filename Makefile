@@ -122,12 +122,13 @@ $(BUILD)/%.o: %.c Makefile
 # --- CUDA sources on the CPU: t/shim in place of CUDA ---
 
 EMUFLAGS := -std=c++17 -D_GNU_SOURCE -DLLM_CUDA_EMU -Wall -Wextra -Wshadow \
-            -Wpointer-arith -Wvla -Werror -Wno-unknown-pragmas -g \
+            -Wpointer-arith -Wvla -Werror -Wno-unknown-pragmas \
+            -Wno-maybe-uninitialized -g \
             $(if $(SAN),-O1,-O3 -march=native) -ffp-contract=off -fPIC \
             $(SANFLAGS) -I.
 # The shim switches stacks, and tells TSan so itself; a copy that became a call
 # of memcpy would be looked at.
-SHIMFLAGS := -fno-tree-loop-distribute-patterns -Wno-maybe-uninitialized \
+SHIMFLAGS := -fno-tree-loop-distribute-patterns \
              $(if $(findstring thread,$(SAN)),-fno-sanitize=thread -DSHIM_TSAN)
 SHIM_OBJ := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard t/shim/*.cpp))
 EMU_OBJ := $(BUILD)/emu/kernels/backend.o $(CUDA_SRC:%.cu=$(BUILD)/%.emu.o) \

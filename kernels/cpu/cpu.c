@@ -323,6 +323,22 @@ cpu_check(op_dev_t *dev, op_err_t *err)
 }
 
 
+static void
+cpu_linear_of(op_dev_t *dev, float *y, int ldy, const op_input_t *in, int rows,
+              const op_weight_t *w, int mode)
+{
+    const float *x = in->kind == OP_PLAIN ? in->x : in->scratch;
+
+    if (in->kind == OP_NORMED) {
+        cpu_rmsnorm(dev, in->scratch, in->x, in->norm, rows, in->dim, in->eps);
+    } else if (in->kind == OP_GATED) {
+        cpu_silu_mul(dev, in->scratch, in->x, rows, in->dim);
+    }
+
+    cpu_linear(dev, y, ldy, x, rows, w, mode);
+}
+
+
 const op_table_t cpu_ops = {
     .name = "cpu",
     .open = cpu_open,
@@ -346,6 +362,7 @@ const op_table_t cpu_ops = {
     .embed = cpu_embed,
     .rmsnorm = cpu_rmsnorm,
     .linear = cpu_linear,
+    .linear_of = cpu_linear_of,
     .gather = cpu_gather,
     .silu_mul = cpu_silu_mul,
     .rope_kv = cpu_rope_kv,

@@ -18,8 +18,13 @@ extern "C" {
 #include "kernels/cuda/cuda_ops.h"
 }
 
-/* columns of a product that the weights are read for straight from memory */
-enum { GEMV_COLS = 4 };
+/* What the segments of one product share. */
+typedef struct {
+    bool plain;     /* floats are in `input` */
+    bool quantised; /* the device's activations are the product's */
+    cuda_input_t input;
+} cuda_ready_t;
+
 
 
 /* --- errors --- */
@@ -254,17 +259,111 @@ cuda_rmsnorm(op_dev_t *dev, float *y, const float *x, const float *w, int rows,
 
 
 static void
-linear_segment(op_dev_t *dev, const cuda_dot_t *dot)
+cuda_silu_mul(op_dev_t *dev, float *y, const float *gate_up, int rows, int dim)
 {
-    if (dot->w.n_blocks == 0) {
-        cuda_float_launch(dot, dev->stream);
-    } else if (dot->act.n_cols <= GEMV_COLS) {
-        cuda_gemv_launch(dot, dev->stream);
-    } else {
-        cuda_gemm_launch(dot, dev->stream);
+    const cuda_rows_t job = { y, gate_up, NULL, rows, dim };
+
+    if (!dev->failed && rows > 0) {
+        cuda_silu_mul_launch(&job, dev->stream);
+        launched(dev, "silu_mul");
+    }
+}
+
+
+/* op_input_t for kernels of a quantised layout. */
+static cuda_input_t
+input_of(const op_input_t *in)
+{
+    const cuda_input_t input = { in->kind, in->dim, in->x, in->norm, in->eps };
+
+    return input;
+}
+
+
+/* Norms or gates into the scratch, for products that read floats. */
+static cuda_input_t
+plain_input(op_dev_t *dev, const op_input_t *in, int rows)
+{
+    cuda_input_t input = input_of(in);
+
+    if (in->kind == OP_NORMED) {
+        cuda_rmsnorm(dev, in->scratch, in->x, in->norm, rows, in->dim, in->eps);
+    } else if (in->kind == OP_GATED) {
+        cuda_silu_mul(dev, in->scratch, in->x, rows, in->dim);
     }
 
+    input.kind = OP_PLAIN;
+    input.x = in->kind == OP_PLAIN ? in->x : in->scratch;
+
+    return input;
+}
+
+
+/* One segment; what is done once for all of a weight's is noted in `ready`. */
+static void
+linear_segment(op_dev_t *dev, cuda_dot_t *dot, const op_input_t *in,
+               cuda_ready_t *ready)
+{
+    if (dot->w.n_blocks == 0) {
+        if (!ready->plain) {
+            ready->input = plain_input(dev, in, dot->rows);
+            ready->plain = true;
+        }
+
+        dot->in = ready->input;
+        cuda_float_launch(dot, dev->stream);
+        launched(dev, "linear");
+        return;
+    }
+
+    assert(dot->rows <= dev->limits.max_rows
+           && dot->w.n_in <= dev->limits.max_in);
+    dot->in = input_of(in);
+
+    if (cuda_gemv_fits(dot)) {
+        cuda_gemv_launch(dot, dev->stream);
+        launched(dev, "linear");
+        return;
+    }
+
+    if (!ready->quantised) {
+        cuda_quantise_launch(&dot->act, &dot->in, dot->rows, dev->stream);
+        launched(dev, "quantising");
+        ready->quantised = true;
+    }
+
+    cuda_gemm_launch(dot, dev->stream);
     launched(dev, "linear");
+}
+
+
+static void
+cuda_linear_of(op_dev_t *dev, float *y, int ldy, const op_input_t *in,
+               int rows, const op_weight_t *w, int mode)
+{
+    int n;
+    const cuda_segment_t *seg = cuda_weight_segments(w, &n);
+    cuda_ready_t ready;
+
+    memset(&ready, 0, sizeof(ready));
+
+    for (int i = 0; i < n && rows > 0 && !dev->failed; i++) {
+        cuda_dot_t dot;
+
+        memset(&dot, 0, sizeof(dot));
+        dot.w = seg[i];
+        dot.act = dev->act;
+        dot.act.stride = seg[i].stride;
+        dot.act.fine = (mode & OP_FINE) != 0;
+        dot.act.n_cols = dot.act.fine ? 2 * rows : rows;
+        dot.y = y + seg[i].first_out;
+        dot.ldy = ldy;
+        dot.rows = rows;
+        dot.add = mode & OP_ADD;
+        dot.max_smem = dev->max_smem;
+        dot.max_blocks = dev->max_blocks;
+        linear_segment(dev, &dot, in, &ready);
+    }
 }
 
 
@@ -273,35 +372,12 @@ cuda_linear(op_dev_t *dev, float *y, int ldy, const float *x, int rows,
             const op_weight_t *w, int mode)
 {
     int n;
-    const cuda_segment_t *seg = cuda_weight_segments(w, &n);
-    bool quantised = false;
+    op_input_t in;
 
-    if (dev->failed || rows <= 0) {
-        return;
-    }
-
-    for (int i = 0; i < n; i++) {
-        cuda_dot_t dot = { seg[i], dev->act, x, y + seg[i].first_out, ldy,
-                           rows, mode & OP_ADD, dev->max_smem };
-
-        if (seg[i].n_blocks > 0) {
-            assert(rows <= dev->limits.max_rows
-                   && seg[i].n_in <= dev->limits.max_in);
-
-            dot.act.stride = seg[i].stride;
-            dot.act.fine = (mode & OP_FINE) != 0;
-            dot.act.n_cols = dot.act.fine ? 2 * rows : rows;
-
-            if (!quantised) {
-                cuda_quantise_launch(&dot.act, x, rows, seg[i].n_in,
-                                     dev->stream);
-                launched(dev, "quantising");
-                quantised = true;
-            }
-        }
-
-        linear_segment(dev, &dot);
-    }
+    memset(&in, 0, sizeof(in));
+    in.dim = cuda_weight_segments(w, &n)->n_in;
+    in.x = x;
+    cuda_linear_of(dev, y, ldy, &in, rows, w, mode);
 }
 
 
@@ -315,18 +391,6 @@ cuda_gather(op_dev_t *dev, float *y, const float *x, const int32_t *idx, int n,
     if (at != NULL) {
         cuda_gather_launch(&job, at, dev->stream);
         launched(dev, "gather");
-    }
-}
-
-
-static void
-cuda_silu_mul(op_dev_t *dev, float *y, const float *gate_up, int rows, int dim)
-{
-    const cuda_rows_t job = { y, gate_up, NULL, rows, dim };
-
-    if (!dev->failed && rows > 0) {
-        cuda_silu_mul_launch(&job, dev->stream);
-        launched(dev, "silu_mul");
     }
 }
 
@@ -430,6 +494,7 @@ const op_table_t cuda_ops = {
     .embed = cuda_embed,
     .rmsnorm = cuda_rmsnorm,
     .linear = cuda_linear,
+    .linear_of = cuda_linear_of,
     .gather = cuda_gather,
     .silu_mul = cuda_silu_mul,
     .rope_kv = cuda_rope_kv,

@@ -24,7 +24,8 @@ typedef struct {
 struct op_dev_s {
     int id;
     cudaStream_t stream;
-    int max_smem; /* shared memory that a thread block may ask for */
+    int max_smem;   /* shared memory that a thread block may ask for */
+    int max_blocks; /* thread blocks worth having: a few a processor */
     char describe[320];
     op_limits_t limits; /* all 0 before prepare() */
 

@@ -92,7 +92,7 @@ dot_float(const cuda_dot_t job)
         for (int r = 0; r < ROWS; r++) {
             const int from = first + r < job.rows ? first + r : job.rows - 1;
 
-            load_inputs(job.x + (size_t) from * n_in, i, n_in, x);
+            load_inputs(job.in.x + (size_t) from * n_in, i, n_in, x);
 
 #pragma unroll
             for (int k = 0; k < CUDA_CHUNK; k++) {

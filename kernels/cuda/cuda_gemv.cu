@@ -1,19 +1,24 @@
 /*
- * Quantised products of up to four columns: dp4a over weights that are read
- * once, straight from memory.
+ * Quantised products of few columns: dp4a over weights that are read once,
+ * straight from memory.
  *
  * Half a warp has two outputs, and each of its 16 lanes one class of their
  * blocks (cuda_linear.h): a lane reads a whole block by one or two 128-bit
- * loads, neighbours read neighbouring blocks.  Two outputs a lane share the
- * activations, which come from the first level cache.
+ * loads, neighbours read neighbouring blocks.  The activations are in shared
+ * memory, where each thread block puts them itself, normed or gated and
+ * quantised, which costs less than a launch of its own; so there are no more
+ * thread blocks than the device runs at once, and each has many outputs.
  */
 
 #include "kernels/cuda/cuda_dot.cuh"
+#include "kernels/cuda/cuda_input.cuh"
 
 enum {
-    THREADS = 128,
-    LANE_OUTS = 2,                       /* outputs of a lane */
-    BLOCK_OUTS = THREADS / 16 * LANE_OUTS /* of a thread block */
+    THREADS = CUDA_ROW_THREADS,
+    LANE_OUTS = 2,                         /* outputs of a lane */
+    BLOCK_OUTS = THREADS / 16 * LANE_OUTS, /* of a thread block, at a time */
+    MAX_COLS = 8,
+    PLAIN_SMEM = 48 * 1024 /* what a kernel may use unasked */
 };
 
 /* One block of a row: eight words of four quants, or four of eight. */
@@ -61,7 +66,8 @@ dot_half(const block_t *w, uint4 x, int half, int acc)
 /* Block b of two outputs times all columns. */
 template <int LAYOUT, int COLS>
 static __device__ __forceinline__ void
-add_blocks(const cuda_dot_t *job, int out, int b, float acc[][COLS])
+add_blocks(const cuda_dot_t *job, const cuda_act_t *act, int out, int b,
+           float acc[][COLS])
 {
     const cuda_segment_t *seg = &job->w;
     block_t w[LANE_OUTS];
@@ -81,11 +87,10 @@ add_blocks(const cuda_dot_t *job, int out, int b, float acc[][COLS])
 
 #pragma unroll
     for (int c = 0; c < COLS; c++) {
-        const int col = c < job->act.n_cols ? c : 0;
-        const uint4 *x = (const uint4 *) (job->act.q + (size_t) col * seg->n_in
-                                          + (size_t) b * 32);
+        const int col = c < act->n_cols ? c : 0;
+        const uint4 *x = (const uint4 *) (act->q + col * seg->n_in + b * 32);
         const uint4 low = x[0], high = x[1];
-        const float2 ds = job->act.ds[(size_t) col * job->act.stride + b];
+        const float2 ds = act->ds[col * act->stride + b];
 
 #pragma unroll
         for (int o = 0; o < LANE_OUTS; o++) {
@@ -127,45 +132,93 @@ store(const cuda_dot_t *job, int out, const float *sum)
 }
 
 
+/* The columns, in shared memory. */
+static __device__ __forceinline__ cuda_act_t
+stage(const cuda_dot_t *job, uint8_t *smem, float *sums)
+{
+    cuda_act_t act = job->act;
+
+    act.q = (int8_t *) smem;
+    act.ds = (float2 *) (smem + (size_t) act.n_cols * job->w.n_in);
+
+    for (int r = 0; r < job->rows; r++) {
+        cuda_quantise_row(&job->in, r, &act, r, sums);
+        __syncthreads();
+    }
+
+    return act;
+}
+
+
 template <int LAYOUT, int COLS>
 __global__ void __launch_bounds__(THREADS)
 gemv(const cuda_dot_t job)
 {
-    const int lane = threadIdx.x % 32;
-    const int out = blockIdx.x * BLOCK_OUTS + threadIdx.x / 16 * LANE_OUTS;
-    float acc[LANE_OUTS][COLS];
+    DYN_SMEM(uint8_t, smem);
+    __shared__ float sums[CUDA_ROW_WARPS];
+    const int lane = threadIdx.x % 16;
+    const cuda_act_t act = stage(&job, smem, sums);
+    const int step = gridDim.x * BLOCK_OUTS;
 
-#pragma unroll
-    for (int o = 0; o < LANE_OUTS; o++) {
-#pragma unroll
-        for (int c = 0; c < COLS; c++) {
-            acc[o][c] = 0.0f;
-        }
-    }
+    for (int first = blockIdx.x * BLOCK_OUTS; first < job.w.n_out;
+         first += step) {
+        const int out = first + threadIdx.x / 16 * LANE_OUTS;
+        float acc[LANE_OUTS][COLS] = { { 0.0f } };
 
 #pragma unroll 2
-    for (int b = lane % 16; b < job.w.n_blocks; b += CUDA_CLASSES) {
-        add_blocks<LAYOUT, COLS>(&job, out, b, acc);
-    }
-
-    half_sums<LANE_OUTS * COLS>(&acc[0][0]);
+        for (int b = lane; b < job.w.n_blocks; b += CUDA_CLASSES) {
+            add_blocks<LAYOUT, COLS>(&job, &act, out, b, acc);
+        }
 
 #pragma unroll
-    for (int o = 0; o < LANE_OUTS; o++) {
-        if (lane % 16 == 0 && out + o < job.w.n_out) {
-            store<COLS>(&job, out + o, acc[o]);
+        for (int o = 0; o < LANE_OUTS; o++) {
+            half_sums<COLS>(acc[o]);
+
+            if (lane == 0 && out + o < job.w.n_out) {
+                store<COLS>(&job, out + o, acc[o]);
+            }
         }
     }
 }
 
 
+/* of the activations, a multiple of 16 */
+static size_t
+smem_bytes(const cuda_dot_t *job)
+{
+    return (size_t) job->act.n_cols
+           * ((size_t) job->w.n_in + (size_t) job->act.stride * sizeof(float2));
+}
+
+
+extern "C" bool
+cuda_gemv_fits(const cuda_dot_t *dot)
+{
+    /* some shared memory is the kernel's own */
+    return dot->act.n_cols <= MAX_COLS
+           && smem_bytes(dot) + 1024 <= (size_t) dot->max_smem;
+}
+
+
+#define GEMV_COLS(layout, cols)                                                \
+    do {                                                                       \
+        if (smem > PLAIN_SMEM) {                                               \
+            cudaFuncSetAttribute((const void *) gemv<layout, cols>,            \
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize,  \
+                                 (int) smem);                                  \
+        }                                                                      \
+        LAUNCH((gemv<layout, cols>), grid, THREADS, smem, stream, job);        \
+    } while (0)
+
 #define GEMV(layout)                                                           \
-    if (job.act.n_cols == 1) {                                                \
-        LAUNCH((gemv<layout, 1>), grid, THREADS, 0, stream, job);             \
-    } else if (job.act.n_cols == 2) {                                         \
-        LAUNCH((gemv<layout, 2>), grid, THREADS, 0, stream, job);             \
+    if (job.act.n_cols == 1) {                                                 \
+        GEMV_COLS(layout, 1);                                                  \
+    } else if (job.act.n_cols == 2) {                                          \
+        GEMV_COLS(layout, 2);                                                  \
+    } else if (job.act.n_cols <= 4) {                                          \
+        GEMV_COLS(layout, 4);                                                  \
     } else {                                                                   \
-        LAUNCH((gemv<layout, 4>), grid, THREADS, 0, stream, job);             \
+        GEMV_COLS(layout, 8);                                                  \
     }
 
 
@@ -173,8 +226,10 @@ extern "C" void
 cuda_gemv_launch(const cuda_dot_t *dot, cudaStream_t stream)
 {
     const cuda_dot_t job = *dot;
+    const size_t smem = smem_bytes(&job);
+    const int tiles = (job.w.n_out + BLOCK_OUTS - 1) / BLOCK_OUTS;
     const unsigned grid =
-        (unsigned) ((job.w.n_out + BLOCK_OUTS - 1) / BLOCK_OUTS);
+        (unsigned) (tiles < job.max_blocks ? tiles : job.max_blocks);
 
     CUDA_BY_LAYOUT(job.w.layout, GEMV);
 }

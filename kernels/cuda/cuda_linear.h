@@ -57,16 +57,26 @@ typedef struct {
     int fine;
 } cuda_act_t;
 
+/* What is quantised: op_input_t on the device. */
+typedef struct {
+    int kind;
+    int n_in;
+    const float *x;
+    const float *norm;
+    float eps;
+} cuda_input_t;
+
 /* One segment's product. */
 typedef struct {
     cuda_segment_t w;
-    cuda_act_t act; /* of a quantised layout */
-    const float *x; /* of a float layout: [rows][n_in] */
+    cuda_input_t in; /* kind OP_PLAIN for a float layout */
+    cuda_act_t act;  /* of a quantised layout */
     float *y;       /* of the segment's first output */
     int ldy;
     int rows;
     int add;
     int max_smem; /* shared memory that a thread block may have */
+    int max_blocks; /* thread blocks that the device has room for */
 } cuda_dot_t;
 
 
@@ -82,9 +92,9 @@ const cuda_segment_t *cuda_weight_segments(const op_weight_t *weight, int *n);
 
 /* --- cuda_point.cu --- */
 
-/* x → q and ds of the columns, for n_in a multiple of 32. */
-void cuda_quantise_launch(const cuda_act_t *act, const float *x, int rows,
-                          int n_in, cudaStream_t stream);
+/* Rows → q and ds of the columns, for n_in a multiple of 32. */
+void cuda_quantise_launch(const cuda_act_t *act, const cuda_input_t *in,
+                          int rows, cudaStream_t stream);
 
 /* Rows of x whose token lies in the segment.  tokens: device memory. */
 void cuda_embed_launch(const cuda_segment_t *seg, float *x,
@@ -92,7 +102,9 @@ void cuda_embed_launch(const cuda_segment_t *seg, float *x,
 
 /* --- cuda_gemv.cu, cuda_gemm.cu, cuda_float.cu --- */
 
-/* Up to 4 columns; any number of them; float weights. */
+/* Few columns, which it quantises itself, act.q and act.ds not being used;
+ * any number of quantised columns; float weights. */
+bool cuda_gemv_fits(const cuda_dot_t *dot);
 void cuda_gemv_launch(const cuda_dot_t *dot, cudaStream_t stream);
 void cuda_gemm_launch(const cuda_dot_t *dot, cudaStream_t stream);
 void cuda_float_launch(const cuda_dot_t *dot, cudaStream_t stream);

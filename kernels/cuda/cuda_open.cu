@@ -11,7 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LEAST_CAPABILITY = 75 };
+enum {
+    LEAST_CAPABILITY = 75,
+    BLOCKS_EACH = 4 /* thread blocks of 256 that a processor runs at once */
+};
 
 
 /* --- what may be wrong --- */
@@ -207,6 +210,7 @@ open_device(op_dev_t *dev, op_err_t *err)
     }
 
     dev->max_smem = (int) prop.sharedMemPerBlockOptin;
+    dev->max_blocks = BLOCKS_EACH * prop.multiProcessorCount;
     snprintf(dev->describe, sizeof(dev->describe),
              "GPU %d, %s, compute capability %d.%d", dev->id, prop.name,
              prop.major, prop.minor);

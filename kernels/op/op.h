@@ -122,6 +122,19 @@ enum {
 /* Modes of linear(); OP_FINE may be added to either. */
 enum { OP_SET = 0, OP_ADD = 1, OP_FINE = 2 };
 
+/* What a product reads, see linear_of(). */
+enum { OP_PLAIN = 0, OP_NORMED = 1, OP_GATED = 2 };
+
+typedef struct {
+    int kind;
+    int dim;           /* n_in of the product */
+    const float *x;    /* [rows, dim]; OP_GATED: [rows, 2 dim], gate first */
+    const float *norm; /* OP_NORMED: [dim] */
+    float eps;
+    float *scratch; /* [rows, dim], what it holds afterwards is not said; not
+                       for OP_PLAIN */
+} op_input_t;
+
 typedef struct {
     const char *name;
 
@@ -216,6 +229,11 @@ typedef struct {
      * weights (1.5e-4 with OP_FINE), ≤ 1e-5 for float ones. */
     void (*linear)(op_dev_t *dev, float *y, int ldy, const float *x, int rows,
                    const op_weight_t *w, int mode);
+
+    /* linear() of x, of rmsnorm(x), or of silu_mul(x): the same bits as the two
+     * ops one after the other, in fewer launches.  y is none of the others. */
+    void (*linear_of)(op_dev_t *dev, float *y, int ldy, const op_input_t *in,
+                      int rows, const op_weight_t *w, int mode);
 
     /* x rows picked: y[i,:] = x[idx[i],:].  [n, dim]; idx: the host's.
      * Exact. */

@@ -375,6 +375,22 @@ ref_silu_mul(op_dev_t *dev, float *y, const float *gate_up, int rows, int dim)
 }
 
 
+static void
+ref_linear_of(op_dev_t *dev, float *y, int ldy, const op_input_t *in, int rows,
+              const op_weight_t *w, int mode)
+{
+    const float *x = in->kind == OP_PLAIN ? in->x : in->scratch;
+
+    if (in->kind == OP_NORMED) {
+        ref_rmsnorm(dev, in->scratch, in->x, in->norm, rows, in->dim, in->eps);
+    } else if (in->kind == OP_GATED) {
+        ref_silu_mul(dev, in->scratch, in->x, rows, in->dim);
+    }
+
+    ref_linear(dev, y, ldy, x, rows, w, mode);
+}
+
+
 /* Bytes of K or V of one position and head: halves; or bytes, and behind them
  * the scales as halves. */
 static size_t
@@ -666,6 +682,7 @@ const op_table_t ref_ops = {
     .embed = ref_embed,
     .rmsnorm = ref_rmsnorm,
     .linear = ref_linear,
+    .linear_of = ref_linear_of,
     .gather = ref_gather,
     .silu_mul = ref_silu_mul,
     .rope_kv = ref_rope_kv,

@@ -163,11 +163,62 @@ fine_is_near_the_oracle(void **state)
 }
 
 
+/* linear_of(): the bits of the ops one after the other, at any rows. */
+static void
+of_is_both_ops(void **state)
+{
+    static const int counts[] = { 1, 2, 4, 5, 9, 40 };
+    static const op_dtype_t kinds[] = { OP_Q4_1, OP_Q6_K, OP_F16 };
+
+    (void) state;
+
+    for (int t = 0; t < 3; t++) {
+        op_tensor_t parts[2] = { random_tensor(kinds[t], WIDE, N_OUT),
+                                 random_tensor(OP_Q8_0, WIDE, N_OUT) };
+        float *norm = random_rows(1, WIDE);
+
+        for (int i = 0; i < 6 * n_devices * 3 * 2; i++) {
+            const device_t *d = &devices[i / 36];
+            const int rows = counts[i % 6];
+            const int kind = i / 6 % 3;
+            const int mode = i / 18 % 2 == 0 ? OP_SET : OP_SET | OP_FINE;
+            float *x = random_rows(rows, 2 * WIDE);
+            float *h = random_rows(rows, 2 * WIDE);
+            float *want = random_rows(rows, 2 * N_OUT);
+            float *y = random_rows(rows, 2 * N_OUT);
+            op_weight_t *w = make_weight(d, parts, 2);
+            const op_input_t in = { kind, WIDE, x, norm, 1e-5f, h };
+
+            if (kind == OP_NORMED) {
+                d->ops->rmsnorm(d->dev, h, x, norm, rows, WIDE, 1e-5f);
+            } else if (kind == OP_GATED) {
+                d->ops->silu_mul(d->dev, h, x, rows, WIDE);
+            }
+
+            d->ops->linear(d->dev, want, 2 * N_OUT, kind == OP_PLAIN ? x : h,
+                           rows, w, mode);
+            d->ops->linear_of(d->dev, y, 2 * N_OUT, &in, rows, w, mode);
+            check_same(want, y, rows * 2 * N_OUT, "of", (int) kinds[t]);
+            d->ops->weight_free(d->dev, w);
+            free(x);
+            free(h);
+            free(want);
+            free(y);
+        }
+
+        free(norm);
+        free((void *) parts[0].data);
+        free((void *) parts[1].data);
+    }
+}
+
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fine_is_two_products),
+        cmocka_unit_test(of_is_both_ops),
         cmocka_unit_test(fine_is_near_the_oracle),
     };
 

@@ -287,6 +287,30 @@ hosted_linear(op_dev_t *dev, float *y, int ldy, const float *x, int rows,
 
 
 static void
+hosted_linear_of(op_dev_t *dev, float *y, int ldy, const op_input_t *in,
+                 int rows, const op_weight_t *w, int mode)
+{
+    const size_t width = (size_t) in->dim * (in->kind == OP_GATED ? 2 : 1);
+    const size_t all = (size_t) (rows - 1) * (size_t) ldy + (size_t) w->n_out;
+    const copy_t x = up(dev, in->x, floats((size_t) rows, width));
+    const copy_t norm = up(dev, in->norm != NULL ? in->norm : in->x,
+                           floats(1, (size_t) in->dim));
+    const copy_t scratch = up(dev, in->x, floats((size_t) rows, width));
+    const copy_t out = up(dev, y, floats(1, all));
+    op_input_t there = *in;
+
+    there.x = x.device;
+    there.norm = norm.device;
+    there.scratch = scratch.device;
+    ops->linear_of(dev->inner, out.device, ldy, &there, rows, w->inner, mode);
+    drop(dev, &x);
+    drop(dev, &norm);
+    drop(dev, &scratch);
+    down(dev, &out);
+}
+
+
+static void
 hosted_gather(op_dev_t *dev, float *y, const float *x, const int32_t *idx,
               int n, int dim)
 {
@@ -429,6 +453,7 @@ const op_table_t hosted_cuda = {
     .embed = hosted_embed,
     .rmsnorm = hosted_rmsnorm,
     .linear = hosted_linear,
+    .linear_of = hosted_linear_of,
     .gather = hosted_gather,
     .silu_mul = hosted_silu_mul,
     .rope_kv = hosted_rope_kv,
