@@ -132,8 +132,8 @@ runner_step(engine_t *engine, const plan_t *plan)
     model_forward(engine->model, &batch->op, &engine->kv);
     tally_phase(engine, LLM_PHASE_FORWARD, &since);
 
-    for (int first = 0; first < batch->op.n_out && !engine->failed;
-         first += n) {
+    for (int first = 0; first < batch->op.n_out && !engine->failed; first += n)
+    {
         n = batch->op.n_out - first;
         n = n < engine->max_out ? n : engine->max_out;
 

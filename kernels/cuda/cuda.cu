@@ -26,7 +26,6 @@ typedef struct {
 } cuda_ready_t;
 
 
-
 /* --- errors --- */
 
 bool
@@ -125,10 +124,10 @@ cuda_put(op_dev_t *dev, void *to, const void *from, size_t bytes)
         return;
     }
 
-    cuda_ok(dev,
-            cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice,
-                            dev->stream),
-            "copying to the device");
+    cuda_ok(
+        dev,
+        cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, dev->stream),
+        "copying to the device");
     cuda_ok(dev, cudaStreamSynchronize(dev->stream), "copying to the device");
 }
 
@@ -140,10 +139,10 @@ cuda_get(op_dev_t *dev, void *to, const void *from, size_t bytes)
         return;
     }
 
-    cuda_ok(dev,
-            cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost,
-                            dev->stream),
-            "copying to the host");
+    cuda_ok(
+        dev,
+        cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, dev->stream),
+        "copying to the host");
     cuda_ok(dev, cudaStreamSynchronize(dev->stream), "running a step");
 }
 
@@ -231,8 +230,8 @@ cuda_prepare(op_dev_t *dev, const op_limits_t *limits, op_err_t *err)
 /* --- ops --- */
 
 static void
-cuda_embed(op_dev_t *dev, float *x, const op_weight_t *w,
-           const int32_t *tokens, int rows)
+cuda_embed(op_dev_t *dev, float *x, const op_weight_t *w, const int32_t *tokens,
+           int rows)
 {
     int n;
     const cuda_segment_t *seg = cuda_weight_segments(w, &n);
@@ -338,8 +337,8 @@ linear_segment(op_dev_t *dev, cuda_dot_t *dot, const op_input_t *in,
 
 
 static void
-cuda_linear_of(op_dev_t *dev, float *y, int ldy, const op_input_t *in,
-               int rows, const op_weight_t *w, int mode)
+cuda_linear_of(op_dev_t *dev, float *y, int ldy, const op_input_t *in, int rows,
+               const op_weight_t *w, int mode)
 {
     int n;
     const cuda_segment_t *seg = cuda_weight_segments(w, &n);

@@ -77,8 +77,7 @@ template <int LAYOUT>
 static __device__ __forceinline__ uint32_t
 cuda_high(uint32_t word)
 {
-    return lay_t<LAYOUT>::shift ? word & 0xf0f0f0f0u
-                                : word >> 4 & 0x0f0f0f0fu;
+    return lay_t<LAYOUT>::shift ? word & 0xf0f0f0f0u : word >> 4 & 0x0f0f0f0fu;
 }
 
 
@@ -102,29 +101,29 @@ cuda_add_block(float acc, const int *dot, cuda_scale_t w, float2 x)
 
 
 /* Calls KERNEL<layout, …> for the layout of a segment. */
-#define CUDA_BY_LAYOUT(layout, call)                                           \
-    switch (layout) {                                                          \
-    case OP_LAY_Q4_D16:                                                        \
-        call(OP_LAY_Q4_D16);                                                   \
-        break;                                                                 \
-    case OP_LAY_Q4_DM16:                                                       \
-        call(OP_LAY_Q4_DM16);                                                  \
-        break;                                                                 \
-    case OP_LAY_Q4_DM32:                                                       \
-        call(OP_LAY_Q4_DM32);                                                  \
-        break;                                                                 \
-    case OP_LAY_Q8_D16:                                                        \
-        call(OP_LAY_Q8_D16);                                                   \
-        break;                                                                 \
-    case OP_LAY_Q8_DM16:                                                       \
-        call(OP_LAY_Q8_DM16);                                                  \
-        break;                                                                 \
-    case OP_LAY_Q8_DM32:                                                       \
-        call(OP_LAY_Q8_DM32);                                                  \
-        break;                                                                 \
-    default:                                                                   \
-        call(OP_LAY_Q8_DD32);                                                  \
-        break;                                                                 \
+#define CUDA_BY_LAYOUT(layout, call) \
+    switch (layout) {                \
+    case OP_LAY_Q4_D16:              \
+        call(OP_LAY_Q4_D16);         \
+        break;                       \
+    case OP_LAY_Q4_DM16:             \
+        call(OP_LAY_Q4_DM16);        \
+        break;                       \
+    case OP_LAY_Q4_DM32:             \
+        call(OP_LAY_Q4_DM32);        \
+        break;                       \
+    case OP_LAY_Q8_D16:              \
+        call(OP_LAY_Q8_D16);         \
+        break;                       \
+    case OP_LAY_Q8_DM16:             \
+        call(OP_LAY_Q8_DM16);        \
+        break;                       \
+    case OP_LAY_Q8_DM32:             \
+        call(OP_LAY_Q8_DM32);        \
+        break;                       \
+    default:                         \
+        call(OP_LAY_Q8_DD32);        \
+        break;                       \
     }
 
 #endif /* KERNELS_CUDA_CUDA_DOT_CUH */

@@ -66,8 +66,8 @@ load_inputs(const float *x, int i, int n_in, float *to)
 
 
 template <int LAYOUT, int ROWS>
-__global__ void __launch_bounds__(THREADS)
-dot_float(const cuda_dot_t job)
+__global__ void
+__launch_bounds__(THREADS) dot_float(const cuda_dot_t job)
 {
     const int lane = threadIdx.x % 16;
     const int out = blockIdx.x * BLOCK_OUTS + threadIdx.x / 16;
@@ -114,11 +114,11 @@ dot_float(const cuda_dot_t job)
 }
 
 
-#define FLOAT(layout)                                                          \
-    if (job.rows == 1) {                                                       \
-        LAUNCH((dot_float<layout, 1>), grid, THREADS, 0, stream, job);         \
-    } else {                                                                   \
-        LAUNCH((dot_float<layout, MAX_ROWS>), grid, THREADS, 0, stream, job);  \
+#define FLOAT(layout)                                                         \
+    if (job.rows == 1) {                                                      \
+        LAUNCH((dot_float<layout, 1>), grid, THREADS, 0, stream, job);        \
+    } else {                                                                  \
+        LAUNCH((dot_float<layout, MAX_ROWS>), grid, THREADS, 0, stream, job); \
     }
 
 
@@ -126,8 +126,7 @@ extern "C" void
 cuda_float_launch(const cuda_dot_t *dot, cudaStream_t stream)
 {
     const cuda_dot_t job = *dot;
-    const int passes =
-        job.rows == 1 ? 1 : (job.rows + MAX_ROWS - 1) / MAX_ROWS;
+    const int passes = job.rows == 1 ? 1 : (job.rows + MAX_ROWS - 1) / MAX_ROWS;
     const dim3 grid((unsigned) ((job.w.n_out + BLOCK_OUTS - 1) / BLOCK_OUTS),
                     (unsigned) passes);
 

@@ -55,7 +55,7 @@ copy_rows(uint8_t *to, int to_row, const uint8_t *from, size_t from_row,
 
         if (piece < valid) {
             cp_async16(to + row * to_row + piece * 16,
-                        from + (size_t) row * from_row + piece * 16);
+                       from + (size_t) row * from_row + piece * 16);
         }
     }
 }
@@ -74,8 +74,8 @@ copy_cols(uint8_t *to, int to_row, const uint8_t *from, size_t from_row,
 
         if (piece < valid) {
             cp_async16(to + col * to_row + piece * 16,
-                        from + (size_t) (col < last ? col : last) * from_row
-                            + piece * 16);
+                       from + (size_t) (col < last ? col : last) * from_row
+                           + piece * 16);
         }
     }
 }
@@ -97,13 +97,12 @@ fetch(const cuda_dot_t *job, uint8_t *stage, int first)
     const size_t q_row = (size_t) seg->n_blocks * lay::quant_bytes;
     const size_t scale_row = (size_t) seg->stride * lay::scale_bytes;
 
-    copy_rows(stage, at_t::q_row,
-              seg->q + out * q_row + (size_t) first * lay::quant_bytes, q_row,
-              make_int4(CUDA_OUTS, lay::quant_bytes,
-                        n * lay::quant_bytes / 16, 0));
+    copy_rows(
+        stage, at_t::q_row,
+        seg->q + out * q_row + (size_t) first * lay::quant_bytes, q_row,
+        make_int4(CUDA_OUTS, lay::quant_bytes, n * lay::quant_bytes / 16, 0));
     copy_rows(stage + at_t::scales_at, at_t::scale_row,
-              seg->scales + out * scale_row
-                  + (size_t) first * lay::scale_bytes,
+              seg->scales + out * scale_row + (size_t) first * lay::scale_bytes,
               scale_row,
               make_int4(CUDA_OUTS, lay::scale_bytes, lay::scale_bytes, 0));
     copy_cols(stage + at_t::x_at, X_ROW,
@@ -197,8 +196,7 @@ add_block(const uint8_t *stage, int b, float acc[][COL_TILES][4])
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             scale[o][i] = cuda_scale_load<LAYOUT>(
-                stage + at_t::scales_at
-                + (o * 16 + i * 8 + g) * at_t::scale_row
+                stage + at_t::scales_at + (o * 16 + i * 8 + g) * at_t::scale_row
                 + b * lay_t<LAYOUT>::scale_bytes);
         }
     }
@@ -224,7 +222,8 @@ add_block(const uint8_t *stage, int b, float acc[][COL_TILES][4])
 /* The tile's sums of all classes → the tree → y. */
 template <int COL_TILES>
 static __device__ __forceinline__ void
-finish(const cuda_dot_t *job, float *sums, float acc[2][OUT_TILES][COL_TILES][4])
+finish(const cuda_dot_t *job, float *sums,
+       float acc[2][OUT_TILES][COL_TILES][4])
 {
     const int cols = 8 * COL_TILES;
     const int warp = threadIdx.x / 32;
@@ -277,8 +276,8 @@ finish(const cuda_dot_t *job, float *sums, float acc[2][OUT_TILES][COL_TILES][4]
 
 
 template <int LAYOUT, int COL_TILES>
-__global__ void __launch_bounds__(THREADS)
-gemm(const cuda_dot_t job)
+__global__ void
+__launch_bounds__(THREADS) gemm(const cuda_dot_t job)
 {
     typedef stage_t<LAYOUT, COL_TILES> at_t;
     DYN_SMEM(uint8_t, smem);
@@ -316,27 +315,26 @@ gemm(const cuda_dot_t job)
 }
 
 
-#define GEMM_TILES(layout, tiles)                                              \
-    do {                                                                       \
-        const unsigned smem = stage_t<layout, tiles>::all;                     \
-        const dim3 grid((unsigned) ((job.act.n_cols + 8 * tiles - 1)           \
-                                    / (8 * tiles)),                            \
-                        (unsigned) ((job.w.n_out + CUDA_OUTS - 1)              \
-                                    / CUDA_OUTS));                             \
-                                                                               \
-        if (smem > PLAIN_SMEM) {                                               \
-            cudaFuncSetAttribute((const void *) gemm<layout, tiles>,           \
-                                 cudaFuncAttributeMaxDynamicSharedMemorySize,  \
-                                 (int) smem);                                  \
-        }                                                                      \
-        LAUNCH((gemm<layout, tiles>), grid, THREADS, smem, stream, job);       \
+#define GEMM_TILES(layout, tiles)                                             \
+    do {                                                                      \
+        const unsigned smem = stage_t<layout, tiles>::all;                    \
+        const dim3 grid(                                                      \
+            (unsigned) ((job.act.n_cols + 8 * tiles - 1) / (8 * tiles)),      \
+            (unsigned) ((job.w.n_out + CUDA_OUTS - 1) / CUDA_OUTS));          \
+                                                                              \
+        if (smem > PLAIN_SMEM) {                                              \
+            cudaFuncSetAttribute((const void *) gemm<layout, tiles>,          \
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize, \
+                                 (int) smem);                                 \
+        }                                                                     \
+        LAUNCH((gemm<layout, tiles>), grid, THREADS, smem, stream, job);      \
     } while (0)
 
-#define GEMM(layout)                                                           \
-    if (job.act.n_cols <= 8 || stage_t<layout, 4>::all > job.max_smem) {       \
-        GEMM_TILES(layout, 1);                                                 \
-    } else {                                                                   \
-        GEMM_TILES(layout, 4);                                                 \
+#define GEMM(layout)                                                     \
+    if (job.act.n_cols <= 8 || stage_t<layout, 4>::all > job.max_smem) { \
+        GEMM_TILES(layout, 1);                                           \
+    } else {                                                             \
+        GEMM_TILES(layout, 4);                                           \
     }
 
 

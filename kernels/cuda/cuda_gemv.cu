@@ -34,8 +34,7 @@ load_block(const uint8_t *p)
     block_t b;
 
     b.part[0] = load_v4_once(p);
-    b.part[1] =
-        lay_t<LAYOUT>::bits == 8 ? load_v4_once(p + 16) : b.part[0];
+    b.part[1] = lay_t<LAYOUT>::bits == 8 ? load_v4_once(p + 16) : b.part[0];
 
     return b;
 }
@@ -77,12 +76,10 @@ add_blocks(const cuda_dot_t *job, const cuda_act_t *act, int out, int b,
     for (int o = 0; o < LANE_OUTS; o++) {
         const size_t row = (size_t) (out + o);
 
-        w[o] = load_block<LAYOUT>(seg->q
-                                  + (row * seg->n_blocks + b)
-                                        * lay_t<LAYOUT>::quant_bytes);
+        w[o] = load_block<LAYOUT>(
+            seg->q + (row * seg->n_blocks + b) * lay_t<LAYOUT>::quant_bytes);
         scale[o] = cuda_scale_load<LAYOUT>(
-            seg->scales
-            + (row * seg->stride + b) * lay_t<LAYOUT>::scale_bytes);
+            seg->scales + (row * seg->stride + b) * lay_t<LAYOUT>::scale_bytes);
     }
 
 #pragma unroll
@@ -151,8 +148,8 @@ stage(const cuda_dot_t *job, uint8_t *smem, float *sums)
 
 
 template <int LAYOUT, int COLS>
-__global__ void __launch_bounds__(THREADS)
-gemv(const cuda_dot_t job)
+__global__ void
+__launch_bounds__(THREADS) gemv(const cuda_dot_t job)
 {
     DYN_SMEM(uint8_t, smem);
     __shared__ float sums[CUDA_ROW_WARPS];
@@ -200,25 +197,25 @@ cuda_gemv_fits(const cuda_dot_t *dot)
 }
 
 
-#define GEMV_COLS(layout, cols)                                                \
-    do {                                                                       \
-        if (smem > PLAIN_SMEM) {                                               \
-            cudaFuncSetAttribute((const void *) gemv<layout, cols>,            \
-                                 cudaFuncAttributeMaxDynamicSharedMemorySize,  \
-                                 (int) smem);                                  \
-        }                                                                      \
-        LAUNCH((gemv<layout, cols>), grid, THREADS, smem, stream, job);        \
+#define GEMV_COLS(layout, cols)                                               \
+    do {                                                                      \
+        if (smem > PLAIN_SMEM) {                                              \
+            cudaFuncSetAttribute((const void *) gemv<layout, cols>,           \
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize, \
+                                 (int) smem);                                 \
+        }                                                                     \
+        LAUNCH((gemv<layout, cols>), grid, THREADS, smem, stream, job);       \
     } while (0)
 
-#define GEMV(layout)                                                           \
-    if (job.act.n_cols == 1) {                                                 \
-        GEMV_COLS(layout, 1);                                                  \
-    } else if (job.act.n_cols == 2) {                                          \
-        GEMV_COLS(layout, 2);                                                  \
-    } else if (job.act.n_cols <= 4) {                                          \
-        GEMV_COLS(layout, 4);                                                  \
-    } else {                                                                   \
-        GEMV_COLS(layout, 8);                                                  \
+#define GEMV(layout)                  \
+    if (job.act.n_cols == 1) {        \
+        GEMV_COLS(layout, 1);         \
+    } else if (job.act.n_cols == 2) { \
+        GEMV_COLS(layout, 2);         \
+    } else if (job.act.n_cols <= 4) { \
+        GEMV_COLS(layout, 4);         \
+    } else {                          \
+        GEMV_COLS(layout, 8);         \
     }
 
 

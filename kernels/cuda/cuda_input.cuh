@@ -171,11 +171,10 @@ cuda_quantise_row(const cuda_input_t *in, int row, const cuda_act_t *act,
                   int to, float *sums)
 {
     const int n = act->fine ? 2 : 1;
-    const float factor =
-        in->kind == OP_NORMED
-            ? cuda_norm_factor(in->x + (size_t) row * in->n_in, in->n_in,
-                               in->eps, sums)
-            : 1.0f;
+    const float factor = in->kind == OP_NORMED
+                             ? cuda_norm_factor(in->x + (size_t) row * in->n_in,
+                                                in->n_in, in->eps, sums)
+                             : 1.0f;
 
     for (int first = 0; first < in->n_in; first += CUDA_ROW_THREADS * 4) {
         const int i = first + threadIdx.x * 4;
@@ -198,10 +197,9 @@ cuda_quantise_row(const cuda_input_t *in, int row, const cuda_act_t *act,
                 }
             }
 
-            v = make_float4(cuda_left_over(v.x, &q, 0),
-                            cuda_left_over(v.y, &q, 1),
-                            cuda_left_over(v.z, &q, 2),
-                            cuda_left_over(v.w, &q, 3));
+            v = make_float4(
+                cuda_left_over(v.x, &q, 0), cuda_left_over(v.y, &q, 1),
+                cuda_left_over(v.z, &q, 2), cuda_left_over(v.w, &q, 3));
         }
     }
 }

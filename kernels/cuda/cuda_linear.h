@@ -30,8 +30,8 @@ extern "C" {
 
 enum {
     CUDA_CLASSES = 16, /* partial sums of an output, see above */
-    CUDA_OUTS = 32,    /* outputs of a tile; rows of a weight are padded to it */
-    CUDA_CHUNK = 8     /* float inputs in a row that one class takes */
+    CUDA_OUTS = 32, /* outputs of a tile; rows of a weight are padded to it */
+    CUDA_CHUNK = 8  /* float inputs in a row that one class takes */
 };
 
 /* Some rows of a weight, of one layout.  Device memory. */
@@ -50,9 +50,9 @@ typedef struct {
 /* Activations as a product reads them: columns, which are rows of x; with
  * OP_FINE two of them a row, the second one what the first left over. */
 typedef struct {
-    int8_t *q;    /* [cols][n_in] */
-    float2 *ds;   /* [cols][stride] d and d * sum(q) */
-    int stride;   /* of ds: blocks, to a multiple of 16 */
+    int8_t *q;  /* [cols][n_in] */
+    float2 *ds; /* [cols][stride] d and d * sum(q) */
+    int stride; /* of ds: blocks, to a multiple of 16 */
     int n_cols;
     int fine;
 } cuda_act_t;
@@ -71,11 +71,11 @@ typedef struct {
     cuda_segment_t w;
     cuda_input_t in; /* kind OP_PLAIN for a float layout */
     cuda_act_t act;  /* of a quantised layout */
-    float *y;       /* of the segment's first output */
+    float *y;        /* of the segment's first output */
     int ldy;
     int rows;
     int add;
-    int max_smem; /* shared memory that a thread block may have */
+    int max_smem;   /* shared memory that a thread block may have */
     int max_blocks; /* thread blocks that the device has room for */
 } cuda_dot_t;
 
@@ -143,6 +143,7 @@ cuda_float_bytes(int layout)
 {
     return layout == OP_LAY_F32 ? 4 : 2;
 }
+
 
 } /* extern "C" */
 

@@ -187,8 +187,7 @@ open_device(op_dev_t *dev, op_err_t *err)
         error = cudaGetDeviceProperties(&prop, dev->id);
     }
 
-    if (error == cudaSuccess
-        && prop.major * 10 + prop.minor < LEAST_CAPABILITY)
+    if (error == cudaSuccess && prop.major * 10 + prop.minor < LEAST_CAPABILITY)
     {
         snprintf(err->text, sizeof(err->text),
                  "GPU %d (%.60s) has compute capability %d.%d, but %d.%d is "

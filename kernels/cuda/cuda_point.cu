@@ -43,8 +43,9 @@ value_at(const cuda_segment_t *seg, int row, int i)
 
 
 template <int LAYOUT>
-__global__ void __launch_bounds__(THREADS)
-embed(const cuda_segment_t seg, float *x, const int32_t *tokens)
+__global__ void
+__launch_bounds__(THREADS)
+    embed(const cuda_segment_t seg, float *x, const int32_t *tokens)
 {
     const int row = tokens[blockIdx.x] - seg.first_out;
 
@@ -58,8 +59,9 @@ embed(const cuda_segment_t seg, float *x, const int32_t *tokens)
 }
 
 
-__global__ void __launch_bounds__(THREADS)
-embed_float(const cuda_segment_t seg, float *x, const int32_t *tokens)
+__global__ void
+__launch_bounds__(THREADS)
+    embed_float(const cuda_segment_t seg, float *x, const int32_t *tokens)
 {
     const int row = tokens[blockIdx.x] - seg.first_out;
 
@@ -85,8 +87,8 @@ embed_float(const cuda_segment_t seg, float *x, const int32_t *tokens)
 }
 
 
-#define EMBED(layout)                                                          \
-    LAUNCH((embed<layout>), (unsigned) rows, THREADS, 0, stream, segment, x,   \
+#define EMBED(layout)                                                        \
+    LAUNCH((embed<layout>), (unsigned) rows, THREADS, 0, stream, segment, x, \
            tokens)
 
 
@@ -129,8 +131,9 @@ store4(float *row, int i, int dim, float4 v)
 }
 
 
-__global__ void __launch_bounds__(CUDA_ROW_THREADS)
-rmsnorm(float *y, const float *x, const float *w, int dim, float eps)
+__global__ void
+__launch_bounds__(CUDA_ROW_THREADS)
+    rmsnorm(float *y, const float *x, const float *w, int dim, float eps)
 {
     __shared__ float sums[CUDA_ROW_WARPS];
     const float *from = x + (size_t) blockIdx.x * dim;
@@ -155,8 +158,8 @@ cuda_rmsnorm_launch(const cuda_rows_t *job, float eps, cudaStream_t stream)
 
 /* --- the gated activation --- */
 
-__global__ void __launch_bounds__(THREADS)
-silu_mul(float *y, const float *gate_up, int dim)
+__global__ void
+__launch_bounds__(THREADS) silu_mul(float *y, const float *gate_up, int dim)
 {
     const int i = blockIdx.y * THREADS + threadIdx.x;
     const float *gate = gate_up + (size_t) blockIdx.x * 2 * dim;
@@ -179,8 +182,9 @@ cuda_silu_mul_launch(const cuda_rows_t *job, cudaStream_t stream)
 
 /* --- picking rows --- */
 
-__global__ void __launch_bounds__(THREADS)
-gather(float *y, const float *x, const int32_t *idx, int dim)
+__global__ void
+__launch_bounds__(THREADS)
+    gather(float *y, const float *x, const int32_t *idx, int dim)
 {
     const float *from = x + (size_t) idx[blockIdx.x] * dim;
     float *to = y + (size_t) blockIdx.x * dim;
@@ -202,8 +206,9 @@ cuda_gather_launch(const cuda_rows_t *job, const int32_t *idx,
 
 /* --- quantising --- */
 
-__global__ void __launch_bounds__(CUDA_ROW_THREADS)
-quantise_rows(const cuda_act_t act, const cuda_input_t in)
+__global__ void
+__launch_bounds__(CUDA_ROW_THREADS)
+    quantise_rows(const cuda_act_t act, const cuda_input_t in)
 {
     __shared__ float sums[CUDA_ROW_WARPS];
 

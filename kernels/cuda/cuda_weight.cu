@@ -83,11 +83,10 @@ segment_rows(const cuda_segment_t *seg)
 static size_t
 quants_bytes(const cuda_segment_t *seg)
 {
-    const size_t row = seg->n_blocks > 0
-                           ? (size_t) seg->n_blocks
-                                 * (size_t) cuda_quant_bytes(seg->layout)
-                           : (size_t) seg->stride
-                                 * (size_t) cuda_float_bytes(seg->layout);
+    const size_t row =
+        seg->n_blocks > 0
+            ? (size_t) seg->n_blocks * (size_t) cuda_quant_bytes(seg->layout)
+            : (size_t) seg->stride * (size_t) cuda_float_bytes(seg->layout);
 
     return round_up(segment_rows(seg) * row, 256);
 }
@@ -205,8 +204,8 @@ repack_part(const cuda_segment_t *seg, const op_tensor_t *part, int64_t first,
             uint8_t *data)
 {
     const size_t row_bytes = op_row_bytes((int) part->dtype, part->n_in);
-    const size_t q_row = (size_t) seg->n_blocks
-                         * (size_t) cuda_quant_bytes(seg->layout);
+    const size_t q_row =
+        (size_t) seg->n_blocks * (size_t) cuda_quant_bytes(seg->layout);
     const size_t scale_row =
         (size_t) seg->stride * (size_t) cuda_scale_bytes(seg->layout);
     uint8_t *scales = data + quants_bytes(seg);
@@ -263,14 +262,12 @@ fill_segments(op_dev_t *dev, op_weight_t *w, const op_tensor_t *parts)
 
 
 op_weight_t *
-cuda_weight(op_dev_t *dev, const op_tensor_t *parts, int n_parts,
-            op_err_t *err)
+cuda_weight(op_dev_t *dev, const op_tensor_t *parts, int n_parts, op_err_t *err)
 {
     int64_t n_out = 0;
 
     if (n_parts < 1 || n_parts > MAX_PARTS) {
-        snprintf(err->text, sizeof(err->text), "a weight of %d parts",
-                 n_parts);
+        snprintf(err->text, sizeof(err->text), "a weight of %d parts", n_parts);
         return NULL;
     }
 
@@ -282,8 +279,8 @@ cuda_weight(op_dev_t *dev, const op_tensor_t *parts, int n_parts,
         n_out += parts[i].n_out;
     }
 
-    op_weight_t *w =
-        n_out > MAX_SIDE ? NULL
+    op_weight_t *w = n_out > MAX_SIDE
+                         ? NULL
                          : (op_weight_t *) calloc(1, sizeof(op_weight_t));
 
     if (w != NULL) {
