@@ -219,6 +219,15 @@ add_block(const uint8_t *stage, int b, float acc[][COL_TILES][4])
 }
 
 
+/* Eight sums, n floats apart. */
+static __device__ __forceinline__ float
+tree(const float *s, int n)
+{
+    return ((s[0] + s[4 * n]) + (s[2 * n] + s[6 * n]))
+           + ((s[n] + s[5 * n]) + (s[3 * n] + s[7 * n]));
+}
+
+
 /* The tile's sums of all classes → the tree → y. */
 template <int COL_TILES>
 static __device__ __forceinline__ void
@@ -251,25 +260,19 @@ finish(const cuda_dot_t *job, float *sums,
         const int out = i % CUDA_OUTS, col = i / CUDA_OUTS * step;
         const int row = ((int) blockIdx.x * cols + col) / step;
         const int to = (int) blockIdx.y * CUDA_OUTS + out;
-        float value[2];
-
-        for (int f = 0; f < step; f++) {
-            const float *s = sums + (col + f) * CUDA_OUTS + out;
-            const int n = cols * CUDA_OUTS;
-
-            value[f] = ((s[0] + s[4 * n]) + (s[2 * n] + s[6 * n]))
-                       + ((s[n] + s[5 * n]) + (s[3 * n] + s[7 * n]));
-        }
 
         if (row < job->rows && to < job->w.n_out) {
+            const float *s = sums + col * CUDA_OUTS + out;
             float *y = job->y + (size_t) row * job->ldy + to;
-            float sum = job->add ? *y + value[0] : value[0];
+            float value = tree(s, cols * CUDA_OUTS);
+
+            value = job->add ? *y + value : value;
 
             if (step == 2) {
-                sum += value[1];
+                value += tree(s + CUDA_OUTS, cols * CUDA_OUTS);
             }
 
-            *y = sum;
+            *y = value;
         }
     }
 }

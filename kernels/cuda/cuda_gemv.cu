@@ -147,9 +147,11 @@ stage(const cuda_dot_t *job, uint8_t *smem, float *sums)
 }
 
 
+/* Bounds of 1: rather more registers, and so more loads on their way, than
+ * more threads. */
 template <int LAYOUT, int COLS>
 __global__ void
-__launch_bounds__(THREADS) gemv(const cuda_dot_t job)
+__launch_bounds__(THREADS, 1) gemv(const cuda_dot_t job)
 {
     DYN_SMEM(uint8_t, smem);
     __shared__ float sums[CUDA_ROW_WARPS];

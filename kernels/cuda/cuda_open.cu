@@ -13,7 +13,7 @@
 
 enum {
     LEAST_CAPABILITY = 75,
-    BLOCKS_EACH = 4 /* thread blocks of 256 that a processor runs at once */
+    BLOCKS_EACH = 2 /* thread blocks of 256 that a processor runs at once */
 };
 
 
