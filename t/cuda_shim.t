@@ -85,11 +85,12 @@ my %says = (
 );
 
 
-# Without what the caller's environment says of seeds and devices.
+# With these settings, whatever the caller's environment says.
 sub run {
-    my ($command) = @_;
+    my ($command, %setting) = @_;
 
     delete local @ENV{grep { /^LLM_SHIM_/ } keys %ENV};
+    local @ENV{keys %setting} = values %setting;
 
     return scalar `$command 2>&1`;
 }
@@ -121,6 +122,31 @@ for my $build (grep { -x "$top/$folder{$_}/t/shim/bugs" } sort keys %folder) {
         $out = run("$path $bug fixed");
         is($?, 0, "$build, $bug: passes when it is fixed") or diag $out;
     }
+}
+
+
+# --- settings from the environment ---
+
+my @settings = (
+    [3, qr/^wrong with seed 7$/, LLM_SHIM_SEED => 7],
+    [2, qr/LLM_SHIM_SEED=x is no number/, LLM_SHIM_SEED => 'x'],
+    [4, qr/^out of memory$/, LLM_SHIM_FAIL => 'malloc:1'],
+    [4, qr/^an illegal memory access was encountered$/,
+     LLM_SHIM_FAIL => 'async:1'],
+    [4, qr/^unknown error$/, LLM_SHIM_FAIL => 'malloc:9,call:2'],
+    [2, qr/LLM_SHIM_FAIL: luck:3/, LLM_SHIM_FAIL => 'call:9,luck:3'],
+    [4, qr/^out of memory$/, LLM_SHIM_MEMORY => 100],
+    [4, qr/^no CUDA-capable device/, LLM_SHIM_DEVICE => 'none'],
+    [4, qr/^CUDA driver version is insufficient/, LLM_SHIM_DEVICE => 'old'],
+    [3, qr/^wrong with seed 0$/, LLM_SHIM_WORKERS => 2, LLM_SHIM_PROTECT => 1],
+);
+
+for my $case (@settings) {
+    my ($status, $want, @setting) = @$case;
+    my $out = run("$program missing_barrier", @setting);
+
+    is($? >> 8, $status, "@setting: status");
+    like($out, $want, "@setting");
 }
 
 done_testing();

@@ -35,6 +35,7 @@ typedef struct {
     shim_thread_t face; /* first: what kernels see */
     shim_fiber_t fiber;
     thread_state_t state;
+    bool begun;
     shim_site_t site; /* where it waits */
     int n_pending;
     int n_groups; /* committed */
@@ -80,6 +81,7 @@ typedef struct {
     char begin_token, end_token, barrier_token[2];
     uint64_t n_switches;
 
+    int n_meeting[MAX_WARPS]; /* meetings that some lanes have come to */
     meeting_t meetings[MAX_WARPS][N_MEETINGS];
 } block_t;
 
