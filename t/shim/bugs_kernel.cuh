@@ -474,6 +474,7 @@ uninitialised_dynamic(bool fixed)
     return are_exchanged(d, 0);
 }
 
+
 /* --- blocks --- */
 
 /* Each block writes what another writes, too: the same, as it happens. */
