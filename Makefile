@@ -128,7 +128,7 @@ EMUFLAGS := -std=c++17 -D_GNU_SOURCE -DLLM_CUDA_EMU -Wall -Wextra -Wshadow \
             $(SANFLAGS) -I.
 # The shim switches stacks, and tells TSan so itself; a copy that became a call
 # of memcpy would be looked at.
-SHIMFLAGS := -fno-tree-loop-distribute-patterns \
+SHIMFLAGS := -fno-tree-loop-distribute-patterns -Wno-maybe-uninitialized \
              $(if $(findstring thread,$(SAN)),-fno-sanitize=thread -DSHIM_TSAN)
 SHIM_OBJ := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard t/shim/*.cpp))
 EMU_OBJ := $(BUILD)/emu/kernels/backend.o $(CUDA_SRC:%.cu=$(BUILD)/%.emu.o) \
@@ -139,6 +139,9 @@ $(BUILD)/t/shim/%.o: t/shim/%.cpp Makefile
 	@mkdir -p $(@D)
 	@echo "  c++ $<"
 	$(Q)$(CXX) $(EMUFLAGS) $(SHIMFLAGS) -MMD -MP -c -o $@ $<
+
+# products of matrices in plain loops
+$(BUILD)/t/shim/matrix.o: SHIMFLAGS += $(if $(SAN),,-O3)
 
 $(BUILD)/%.emu.o: %.cu Makefile
 	@mkdir -p $(@D)
