@@ -122,8 +122,8 @@ store_row(const cuda_kv_layout_t *layout, uint8_t *record, int slot,
         const int q = quantised(x[i], &scale);
 
         if (d < dim) {
-            row[is_key ? cuda_kv_key_byte(d, dim) : cuda_kv_value_byte(d, dim)] =
-                (uint8_t) q;
+            row[is_key ? cuda_kv_key_byte(d, dim)
+                       : cuda_kv_value_byte(d, dim)] = (uint8_t) q;
         }
         if (lane_id() == 0) {
             scales[i * OP_PAGE + slot] = scale;
@@ -175,8 +175,8 @@ __launch_bounds__(WARPS *WARP_SIZE) rope_kv_kernel(rope_args_t args)
 
     const bool is_key = head < n_turned;
     const int kv_head = head - (is_key ? args.n_heads : n_turned);
-    const int page = args.tables[(size_t) args.seq[row] * args.table_width
-                                 + pos / OP_PAGE];
+    const int page =
+        args.tables[(size_t) args.seq[row] * args.table_width + pos / OP_PAGE];
 
     store_row(&args.layout,
               args.pages + (size_t) page * args.layout.page_bytes
@@ -240,11 +240,10 @@ cuda_rope_kv_launch(const cuda_attn_call_t *call, float *qkv,
     args.seq = call->batch->seq;
     args.tables = call->batch->tables;
     args.table_width = call->batch->table_width;
-    args.layout =
-        cuda_kv_layout((int) kv->dtype, kv->n_kv_heads, kv->head_dim);
-    args.pages = (uint8_t *) kv->base
-                 + (size_t) call->layer * (size_t) kv->n_pages
-                       * args.layout.page_bytes;
+    args.layout = cuda_kv_layout((int) kv->dtype, kv->n_kv_heads, kv->head_dim);
+    args.pages =
+        (uint8_t *) kv->base
+        + (size_t) call->layer * (size_t) kv->n_pages * args.layout.page_bytes;
     args.n_heads = attn->n_heads;
     args.n_kv_heads = attn->n_kv_heads;
     args.head_dim = attn->head_dim;

@@ -70,10 +70,10 @@ static inline cuda_kv_layout_t
 cuda_kv_layout(int dtype, int n_kv_heads, int head_dim)
 {
     const int dim = cuda_kv_dim(head_dim);
-    const size_t scales =
-        dtype == OP_Q8_0 ? (size_t) (dim + OP_KV_BLOCK - 1) / OP_KV_BLOCK
-                               * OP_PAGE * sizeof(uint16_t)
-                         : 0;
+    const size_t scales = dtype == OP_Q8_0
+                              ? (size_t) (dim + OP_KV_BLOCK - 1) / OP_KV_BLOCK
+                                    * OP_PAGE * sizeof(uint16_t)
+                              : 0;
     cuda_kv_layout_t layout = {};
 
     layout.dim = dim;

@@ -94,8 +94,8 @@ probe_oracle(const world_shape_t *shape, const int *contexts, int n,
 static void
 check_shape(const world_shape_t *shape)
 {
-    static const int contexts[] = { 1,   2,   15,  16,  17,  63,  64, 65,
-                                    127, 255, 256, 257, 320, 513 };
+    static const int contexts[] = { 1,  2,   15,  16,  17,  63,  64,
+                                    65, 127, 255, 256, 257, 320, 513 };
     enum { N = sizeof(contexts) / sizeof(contexts[0]), LONGEST = 513 };
     const size_t floats = (size_t) N * shape->n_heads * shape->head_dim;
     float *want = (float *) world_must(floats, sizeof(float));
@@ -128,9 +128,9 @@ static void
 test_oracle(void **unused)
 {
     static const world_shape_t shapes[] = {
-        { 3, 1, 64, 1 }, { 2, 2, 80, 1 },  { 4, 2, 96, 1 },  { 5, 1, 128, 1 },
+        { 3, 1, 64, 1 },  { 2, 2, 80, 1 },  { 4, 2, 96, 1 },  { 5, 1, 128, 1 },
         { 2, 1, 256, 1 }, { 17, 1, 32, 1 }, { 71, 1, 16, 1 }, { 3, 1, 48, 1 },
-        { 1, 1, 2, 1 },  { 2, 1, 70, 1 },  { 2, 2, 98, 1 },  { 1, 1, 160, 1 },
+        { 1, 1, 2, 1 },   { 2, 1, 70, 1 },  { 2, 2, 98, 1 },  { 1, 1, 160, 1 },
     };
 
     (void) unused;
@@ -171,7 +171,8 @@ naive(const gpu_world_t *w, int pos, int head, double *out)
 {
     const int dim = w->attn.head_dim;
     const int kv_head = head / (w->attn.n_heads / w->attn.n_kv_heads);
-    const int from = w->window > 0 && pos >= w->window ? pos + 1 - w->window : 0;
+    const int from =
+        w->window > 0 && pos >= w->window ? pos + 1 - w->window : 0;
     float *qkv = (float *) world_must(w->stride, sizeof(float));
     double *p = (double *) world_must(pos + 1, sizeof(double));
     double top = -HUGE_VAL, sum = 0.0;
@@ -314,7 +315,7 @@ test_same_bits(void **unused)
 {
     static const int len[] = { 70, 33, 17, 1 };
     static const world_shape_t shapes[] = {
-        { 3, 1, 64, 4 }, { 4, 1, 80, 3 },  { 2, 2, 96, 2 }, { 8, 2, 128, 2 },
+        { 3, 1, 64, 4 },  { 4, 1, 80, 3 },  { 2, 2, 96, 2 }, { 8, 2, 128, 2 },
         { 2, 1, 256, 2 }, { 17, 1, 32, 2 }, { 7, 1, 18, 3 }, { 70, 1, 16, 1 },
     };
 
@@ -629,7 +630,8 @@ test_limits(void **unused)
     limits.n_kv_heads = 3;
     assert_int_equal(cuda_attn_check(&limits, &err), -1);
 
-    assert_int_equal(cuda_kv_bytes(OP_F16, 30, 3, 64), 30 * 3 * 2 * 16 * 64 * 2);
+    assert_int_equal(cuda_kv_bytes(OP_F16, 30, 3, 64),
+                     30 * 3 * 2 * 16 * 64 * 2);
     assert_int_equal(cuda_kv_bytes(OP_Q8_0, 30, 3, 64),
                      30 * 3 * 2 * 16 * (64 + 2 * 2));
     assert_int_equal(cuda_kv_bytes(OP_Q8_0, 1, 1, 80), 2 * 16 * (80 + 3 * 2));
@@ -641,7 +643,7 @@ test_limits(void **unused)
 #define BOTH(test)                                      \
     { #test, test, world_use_f16, NULL, NULL },         \
     {                                                   \
-        #test "_q8_0", test, world_use_q8_0, NULL, NULL \
+#test "_q8_0", test, world_use_q8_0, NULL, NULL \
     }
 
 
@@ -649,16 +651,11 @@ int
 main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        BOTH(test_oracle),
-        BOTH(test_windows),
-        BOTH(test_same_bits),
-        BOTH(test_same_bits_window),
-        BOTH(test_boundaries),
-        BOTH(test_schedules),
-        BOTH(test_not_numbers),
-        BOTH(test_round_trip),
-        BOTH(test_extremes),
-        cmocka_unit_test(test_limits),
+        BOTH(test_oracle),      BOTH(test_windows),
+        BOTH(test_same_bits),   BOTH(test_same_bits_window),
+        BOTH(test_boundaries),  BOTH(test_schedules),
+        BOTH(test_not_numbers), BOTH(test_round_trip),
+        BOTH(test_extremes),    cmocka_unit_test(test_limits),
     };
 
     world_start();

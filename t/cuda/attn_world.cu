@@ -73,8 +73,10 @@ make_pool(gpu_world_t *w, const world_shape_t *shape)
     const int per_seq = (w->max_len + OP_PAGE - 1) / OP_PAGE;
     const int n_pages = per_seq * shape->n_seqs + 3;
 
-    w->kv = { NULL, n_pages, WORLD_LAYERS, shape->n_kv_heads, shape->head_dim,
-              world_dtype };
+    w->kv = {
+        NULL,       n_pages, WORLD_LAYERS, shape->n_kv_heads, shape->head_dim,
+        world_dtype
+    };
     w->kv_bytes = n_pages
                   * cuda_kv_bytes((int) world_dtype, WORLD_LAYERS,
                                   shape->n_kv_heads, shape->head_dim);
@@ -97,8 +99,8 @@ make_pool(gpu_world_t *w, const world_shape_t *shape)
     }
     for (int s = 0; s < shape->n_seqs; s++) {
         w->table[s] = (int32_t *) world_must(per_seq, sizeof(int32_t));
-        w->out[s] = (float *) world_must((size_t) w->max_len * w->width,
-                                         sizeof(float));
+        w->out[s] =
+            (float *) world_must((size_t) w->max_len * w->width, sizeof(float));
     }
 }
 
@@ -108,10 +110,16 @@ gpu_open(gpu_world_t *w, const world_shape_t *shape, int max_len)
 {
     const int dim = shape->head_dim;
     const op_limits_t limits = {
-        shape->n_seqs * max_len, WORLD_SEQS,        max_len, shape->n_heads * dim,
-        shape->n_heads,          shape->n_kv_heads, dim,
+        shape->n_seqs * max_len,
+        WORLD_SEQS,
+        max_len,
+        shape->n_heads * dim,
+        shape->n_heads,
+        shape->n_kv_heads,
+        dim,
     };
-    float *cos_sin = (float *) world_must((size_t) max_len * dim, sizeof(float));
+    float *cos_sin =
+        (float *) world_must((size_t) max_len * dim, sizeof(float));
     op_err_t err;
 
     memset((void *) w, 0, sizeof(*w));
@@ -130,8 +138,8 @@ gpu_open(gpu_world_t *w, const world_shape_t *shape, int max_len)
         cos_sin[p * dim + 2 * k] = (float) cos(angle);
         cos_sin[p * dim + 2 * k + 1] = (float) sin(angle);
     }
-    w->cos_sin = (float *) gpu_take((size_t) max_len * dim * sizeof(float),
-                                    cos_sin);
+    w->cos_sin =
+        (float *) gpu_take((size_t) max_len * dim * sizeof(float), cos_sin);
     free(cos_sin);
 
     w->scratch_bytes = cuda_attn_scratch_bytes(&limits);
@@ -180,7 +188,8 @@ make_batch(const gpu_rows_t *rows)
     batch.n_seqs = rows->n_seqs;
 
     for (int s = 0; s < rows->n_seqs; s++) {
-        const int first = rows->row_start[s], n = rows->row_start[s + 1] - first;
+        const int first = rows->row_start[s],
+                  n = rows->row_start[s + 1] - first;
 
         for (int i = 0; i < n; i++) {
             seq[first + i] = s;
@@ -192,10 +201,11 @@ make_batch(const gpu_rows_t *rows)
     }
 
     batch.table_width = (batch.max_len + OP_PAGE - 1) / OP_PAGE;
-    tables = (int32_t *) world_must((size_t) rows->n_seqs * batch.table_width + 1,
-                                    sizeof(int32_t));
+    tables = (int32_t *) world_must(
+        (size_t) rows->n_seqs * batch.table_width + 1, sizeof(int32_t));
     for (int s = 0; s < rows->n_seqs; s++) {
-        const int first = rows->row_start[s], n = rows->row_start[s + 1] - first;
+        const int first = rows->row_start[s],
+                  n = rows->row_start[s + 1] - first;
 
         if (n > 0) {
             memcpy(tables + (size_t) s * batch.table_width, rows->tables[s],
@@ -206,11 +216,10 @@ make_batch(const gpu_rows_t *rows)
 
     batch.pos = (int32_t *) gpu_take(rows->n_rows * sizeof(int32_t), rows->pos);
     batch.seq = (int32_t *) gpu_take(rows->n_rows * sizeof(int32_t), seq);
-    batch.row_start = (int32_t *) gpu_take(
-        (rows->n_seqs + 1) * sizeof(int32_t), rows->row_start);
-    batch.tables = (int32_t *) gpu_take((size_t) rows->n_seqs * batch.table_width
-                                            * sizeof(int32_t),
-                                        tables);
+    batch.row_start = (int32_t *) gpu_take((rows->n_seqs + 1) * sizeof(int32_t),
+                                           rows->row_start);
+    batch.tables = (int32_t *) gpu_take(
+        (size_t) rows->n_seqs * batch.table_width * sizeof(int32_t), tables);
     free(seq);
     free(tables);
     return batch;
@@ -262,7 +271,8 @@ gpu_run(gpu_world_t *w, const gpu_rows_t *rows, float *qkv, float *out, int rot,
         gpu_must(cudaMemcpy(qkv, in_device, in_bytes, cudaMemcpyDeviceToHost));
     }
     if (out != NULL && out_bytes > 0) {
-        gpu_must(cudaMemcpy(out, out_device, out_bytes, cudaMemcpyDeviceToHost));
+        gpu_must(
+            cudaMemcpy(out, out_device, out_bytes, cudaMemcpyDeviceToHost));
     }
     gpu_give(in_device);
     gpu_give(out_device);
@@ -328,8 +338,7 @@ gpu_feed_randomly(gpu_world_t *w, const int *len, int n_seqs, int largest)
 
             left += rest;
             if (rest > 0 && gpu_below(4) > 0) {
-                const int want =
-                    gpu_below(3) == 0 ? 1 : 1 + gpu_below(largest);
+                const int want = gpu_below(3) == 0 ? 1 : 1 + gpu_below(largest);
 
                 chunks[n].seq = s;
                 chunks[n++].n = want < rest ? want : rest;
@@ -389,10 +398,8 @@ gpu_assert_same(const gpu_world_t *a, const gpu_world_t *b, int n_seqs,
             for (int i = 0; i < a->width; i++) {
                 assert_true(isfinite(a->out[s][at + i]));
             }
-            if (memcmp(a->out[s] + at, b->out[s] + at,
-                       a->width * sizeof(float))
-                != 0)
-            {
+            if (memcmp(a->out[s] + at, b->out[s] + at, a->width * sizeof(float))
+                != 0) {
                 fail_msg("%s: seq %d position %d differs, seed %llu", what, s,
                          p, (unsigned long long) world_seed);
             }

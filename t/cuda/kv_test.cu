@@ -74,8 +74,8 @@ static void
 assert_row(const uint8_t *record, const cuda_kv_layout_t *at, int head_dim,
            int slot, const float *x, bool is_key)
 {
-    const uint8_t *row = record + (is_key ? at->k : at->v)
-                         + (size_t) slot * at->dim * at->size;
+    const uint8_t *row =
+        record + (is_key ? at->k : at->v) + (size_t) slot * at->dim * at->size;
     const uint16_t *scales =
         (const uint16_t *) (record + (is_key ? at->k_scales : at->v_scales));
 
@@ -136,19 +136,17 @@ assert_pages(const gpu_world_t *w, const float *qkv, const uint8_t *pages)
 static void
 assert_rest(const gpu_world_t *w, const uint8_t *before, const uint8_t *after)
 {
-    const cuda_kv_layout_t at = cuda_kv_layout(
-        (int) w->kv.dtype, w->attn.n_kv_heads, w->attn.head_dim);
+    const cuda_kv_layout_t at =
+        cuda_kv_layout((int) w->kv.dtype, w->attn.n_kv_heads, w->attn.head_dim);
     uint8_t *own = (uint8_t *) world_must(w->kv_bytes, 1);
     size_t n = 0;
 
     for (int r = 0; r < (A + B) * w->attn.n_kv_heads; r++) {
         const int pos = position(r / w->attn.n_kv_heads);
-        const int page =
-            w->table[r / w->attn.n_kv_heads >= A][pos / OP_PAGE];
+        const int page = w->table[r / w->attn.n_kv_heads >= A][pos / OP_PAGE];
         const int slot = pos % OP_PAGE, row = at.dim * at.size;
         uint8_t *record =
-            own
-            + ((size_t) WORLD_LAYER * w->kv.n_pages + page) * at.page_bytes
+            own + ((size_t) WORLD_LAYER * w->kv.n_pages + page) * at.page_bytes
             + (size_t) (r % w->attn.n_kv_heads) * at.head_bytes;
 
         memset(record + at.k + slot * row, 1, row);
@@ -403,9 +401,9 @@ test_lists(void **unused)
 
     for (int k = 0; k < 3; k++) {
         op_kv_t kv = { NULL, PAGES, 1 + 2 * k, 1 + k, dims[k], world_dtype };
-        const size_t bytes =
-            PAGES
-            * cuda_kv_bytes((int) kv.dtype, kv.n_layers, kv.n_kv_heads, dims[k]);
+        const size_t bytes = PAGES
+                             * cuda_kv_bytes((int) kv.dtype, kv.n_layers,
+                                             kv.n_kv_heads, dims[k]);
         op_copy_t some[COPIES];
 
         kv.base = gpu_take(bytes, NULL);
@@ -446,8 +444,8 @@ check_fork(const world_shape_t *shape, int own)
     gpu_must(cudaDeviceSynchronize());
 
     /* the copy is a copy: what it was made from goes bad */
-    const cuda_kv_layout_t at = cuda_kv_layout(
-        (int) w.kv.dtype, w.attn.n_kv_heads, w.attn.head_dim);
+    const cuda_kv_layout_t at =
+        cuda_kv_layout((int) w.kv.dtype, w.attn.n_kv_heads, w.attn.head_dim);
 
     for (int l = 0; l < w.kv.n_layers; l++) {
         gpu_must(cudaMemset((uint8_t *) w.kv.base
@@ -512,7 +510,7 @@ test_schedules(void **unused)
 #define BOTH(test)                                      \
     { #test, test, world_use_f16, NULL, NULL },         \
     {                                                   \
-        #test "_q8_0", test, world_use_q8_0, NULL, NULL \
+#test "_q8_0", test, world_use_q8_0, NULL, NULL \
     }
 
 
