@@ -535,12 +535,12 @@ mma_bf16_16816(float d[4], const uint32_t a[4], const uint32_t b[2])
         for (int i = 0; i < 4; i++) {
             const uint32_t x = __shfl_sync(FULL_MASK, a[k / 8 * 2 + i / 2],
                                            (lane & 28) + from);
-            const uint32_t y = __shfl_sync(FULL_MASK, b[k / 8],
-                                           column + i % 2 * 4 + from);
+            const uint32_t y =
+                __shfl_sync(FULL_MASK, b[k / 8], column + i % 2 * 4 + from);
 
-            d[i] = fmaf(__uint_as_float(k % 2 ? x & 0xffff0000u : x << 16),
-                        __uint_as_float(k % 2 ? y & 0xffff0000u : y << 16),
-                        d[i]);
+            d[i] =
+                fmaf(__uint_as_float(k % 2 ? x & 0xffff0000u : x << 16),
+                     __uint_as_float(k % 2 ? y & 0xffff0000u : y << 16), d[i]);
         }
     }
 #endif
