@@ -56,8 +56,51 @@ install: all
 clean:
 	rm -rf build build-*
 
-$(BUILD)/llm-engine: $(call objs,$(ENGINE_SRC) $(KERNEL_SRC))
-	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+# --- kernels/cuda, compiled by nvcc (CUDA=1, where there is one; CUDA=0 to do
+# without) for GPUs, and by g++ over an emulated runtime for tests ---
+
+NVCC ?= $(firstword $(shell command -v nvcc 2>/dev/null) \
+        $(wildcard /usr/local/cuda/bin/nvcc))
+CUDA ?= $(if $(NVCC),$(if $(SAN),0,1),0)
+CUDA_ARCHS ?= 75 80 86 89 90 100 120
+CUDA_SRC := $(wildcard kernels/cuda/*.cu)
+GPU_OBJ := $(BUILD)/gpu/kernels/backend.o $(CUDA_SRC:%.cu=$(BUILD)/gpu/%.o)
+GPU_LIBS = -L$(dir $(NVCC))../lib64 -lcudart_static -ldl -lrt -lstdc++
+PLAIN_BACKEND := $(BUILD)/kernels/backend.o
+
+# -fmad=false and -ffp-contract=off: sums have the same bits everywhere
+NVCCFLAGS += -std=c++17 -O3 -fmad=false -lineinfo -I. -t2 \
+    -Xcompiler -fPIC,-Wall,-Wextra,-ffp-contract=off \
+    -Xfatbin -compress-all \
+    $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$a$(,)code=sm_$a) \
+    $(foreach a,$(lastword $(CUDA_ARCHS)), \
+    -gencode arch=compute_$a$(,)code=compute_$a)
+, := ,
+ENGINE_OBJ := $(call objs,$(ENGINE_SRC) $(KERNEL_SRC))
+ifeq ($(CUDA),1)
+ENGINE_OBJ := $(filter-out $(PLAIN_BACKEND),$(ENGINE_OBJ)) $(GPU_OBJ)
+ENGINE_LIBS = $(GPU_LIBS)
+endif
+
+$(BUILD)/llm-engine: $(ENGINE_OBJ)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS) $(ENGINE_LIBS)
+
+$(BUILD)/gpu/%.o: %.cu Makefile
+	@mkdir -p $(@D)
+	@echo "  nvcc $<"
+	$(Q)$(NVCC) $(NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
+
+# names → backends, where cuda is one of them
+$(BUILD)/gpu/%.o $(BUILD)/emu/%.o: CFLAGS += -DLLM_CUDA
+$(BUILD)/gpu/%.o: %.c Makefile
+	@mkdir -p $(@D)
+	@echo "  cc $<"
+	$(Q)$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
+
+$(BUILD)/emu/%.o: %.c Makefile
+	@mkdir -p $(@D)
+	@echo "  cc $<"
+	$(Q)$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
 
 # kernels want -O3; each instruction set has flags of its own.  Nobody reads
 # the floating-point exception flags, and keeping them stops vectorising.
@@ -79,18 +122,26 @@ $(BUILD)/%.o: %.c Makefile
 # --- CUDA sources on the CPU: t/shim in place of CUDA ---
 
 EMUFLAGS := -std=c++17 -D_GNU_SOURCE -DLLM_CUDA_EMU -Wall -Wextra -Wshadow \
-            -Wpointer-arith -Wvla -Werror -Wno-unknown-pragmas -g \
-            $(if $(SAN),-O1,-O2) -ffp-contract=off -fPIC $(SANFLAGS) -I.
+            -Wpointer-arith -Wvla -Werror -Wno-unknown-pragmas \
+            -Wno-maybe-uninitialized -g \
+            $(if $(SAN),-O1,-O3 -march=native) -ffp-contract=off -fPIC \
+            $(SANFLAGS) -I.
 # The shim switches stacks, and tells TSan so itself; a copy that became a call
 # of memcpy would be looked at.
-SHIMFLAGS := -fno-tree-loop-distribute-patterns \
+SHIMFLAGS := -fno-tree-loop-distribute-patterns -Wno-maybe-uninitialized \
              $(if $(findstring thread,$(SAN)),-fno-sanitize=thread -DSHIM_TSAN)
 SHIM_OBJ := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard t/shim/*.cpp))
+EMU_OBJ := $(BUILD)/emu/kernels/backend.o $(CUDA_SRC:%.cu=$(BUILD)/%.emu.o) \
+           $(SHIM_OBJ)
+EMU_LIBS := -rdynamic -ldl -lstdc++
 
 $(BUILD)/t/shim/%.o: t/shim/%.cpp Makefile
 	@mkdir -p $(@D)
 	@echo "  c++ $<"
 	$(Q)$(CXX) $(EMUFLAGS) $(SHIMFLAGS) -MMD -MP -c -o $@ $<
+
+# products of matrices in plain loops
+$(BUILD)/t/shim/matrix.o: SHIMFLAGS += $(if $(SAN),,-O3)
 
 $(BUILD)/%.emu.o: %.cu Makefile
 	@mkdir -p $(@D)
@@ -121,6 +172,8 @@ $(BUILD)/t/unit/engine_thread_test $(BUILD)/t/unit/engine_thread_leave_test: \
 $(BUILD)/t/unit/sched_fair_test: LDFLAGS += -Wl,--wrap=calloc \
     -Wl,--wrap=realloc
 LINK_op      := kernels kernels/op kernels/ref kernels/cpu
+LINK_cuda    := $(LINK_engine)
+ROOT_cuda    := $(ROOT_engine)
 
 UNITS := $(patsubst t/unit/%.c,$(BUILD)/t/unit/%,$(wildcard t/unit/*_test.c))
 TOOLS := $(patsubst t/tools/%.c,$(BUILD)/t/tools/%,$(wildcard t/tools/*.c))
@@ -140,14 +193,25 @@ cuda-tests: $(CUDA_TESTS)
 .SECONDEXPANSION:
 unit_name = $(firstword $(subst _, ,$(notdir $(1))))
 
+$(BUILD)/t/unit/cuda_%_test: $(BUILD)/t/unit/cuda_%_test.o \
+        $$(filter-out $$(PLAIN_BACKEND),$$(call folder,$$(LINK_cuda))) \
+        $$(ROOT_cuda) $$(TEST_CUDA_OBJ)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS) $(TEST_CUDA_LIBS) -lcmocka
+
 $(BUILD)/t/unit/%_test: $(BUILD)/t/unit/%_test.o \
         $$(call folder,$$(LINK_$$(call unit_name,$$*))) \
         $$(ROOT_$$(call unit_name,$$*))
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS) -lcmocka
 
+# the CUDA backend of a test: emulated, or with TEST_CUDA=gpu the real one
+TEST_CUDA ?= emu
+TEST_CUDA_OBJ = $(if $(filter gpu,$(TEST_CUDA)),$(GPU_OBJ),$(EMU_OBJ))
+TEST_CUDA_LIBS = $(if $(filter gpu,$(TEST_CUDA)),$(GPU_LIBS),$(EMU_LIBS))
+
 $(filter %_test,$(OPS)): $(BUILD)/t/ops/%_test: $(BUILD)/t/ops/%_test.o \
-        $$(call folder,$(LINK_op)) $$(call folder,t/ops/lib)
-	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS) -lcmocka
+        $$(filter-out $$(PLAIN_BACKEND),$$(call folder,$(LINK_op))) \
+        $$(call folder,t/ops/lib) $$(TEST_CUDA_OBJ)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS) $(TEST_CUDA_LIBS) -lcmocka
 
 # it reads the shapes of a model's file
 $(BUILD)/t/ops/roofline: $(call folder,t/ops/roof engine/model engine/base)

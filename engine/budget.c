@@ -54,6 +54,36 @@ budget_step_bytes(const sizing_step_t *step, int max_seqs, int n_vocab)
 }
 
 
+/* What the device has: memory of its own, of which nothing of ours is mapped
+ * that is not taken, or the host's. */
+static void
+read_memory(const engine_t *engine, kv_memory_t *memory)
+{
+    if (engine->ops->host) {
+        kv_memory_read("", memory);
+        return;
+    }
+
+    const op_memory_t device = engine->ops->memory(engine->dev);
+
+    memory->total = device.total;
+    memory->free = device.free;
+    memory->space = SIZE_MAX;
+    memory->own = 0;
+    memory->mapped = 0;
+}
+
+
+/* Memory of a GPU is there to be used: without a directive, too. */
+static double
+utilization(const engine_t *engine)
+{
+    const double given = engine->conf.gpu_memory_utilization;
+
+    return given > 0 || engine->ops->host ? given : KV_UTILIZATION;
+}
+
+
 int
 budget_check(engine_t *engine, const gguf_t *gguf, const model_config_t *config,
              llm_err_t *err)
@@ -61,14 +91,14 @@ budget_check(engine_t *engine, const gguf_t *gguf, const model_config_t *config,
     const engine_conf_t *conf = &engine->conf;
     kv_memory_t *memory = &engine->memory;
 
-    kv_memory_read("", memory);
+    read_memory(engine, memory);
 
     const size_t room =
         memory->free < memory->space ? memory->free : memory->space;
 
-    if (conf->kv_cache_memory == 0 && conf->gpu_memory_utilization > 0) {
+    if (conf->kv_cache_memory == 0 && utilization(engine) > 0) {
         const int rc = kv_store_check(memory->total, room + memory->own,
-                                      conf->gpu_memory_utilization, err);
+                                      utilization(engine), err);
 
         if (rc != LLM_OK) {
             return rc;
@@ -103,7 +133,7 @@ budget_check(engine_t *engine, const gguf_t *gguf, const model_config_t *config,
  * counts.  Weights mapped from a cache are no private memory, and the kernel
  * calls them free; but without them every step would read the disk. */
 static void
-take_stock(const engine_t *engine, kv_ask_t *ask)
+take_stock_host(const engine_t *engine, kv_ask_t *ask)
 {
     const kv_memory_t *before = &engine->memory;
     const sizing_step_t step = {
@@ -137,12 +167,32 @@ take_stock(const engine_t *engine, kv_ask_t *ask)
 }
 
 
+/* A device's own memory is taken when it is asked for, so what is missing since
+ * the engine was about to load is the engine's; what was missing before is
+ * others', and utilization is a share of the whole. */
+static void
+take_stock(const engine_t *engine, kv_ask_t *ask)
+{
+    if (engine->ops->host) {
+        take_stock_host(engine, ask);
+        return;
+    }
+
+    const op_memory_t now = engine->ops->memory(engine->dev);
+    const size_t before = engine->memory.free;
+
+    ask->total = now.total;
+    ask->held = before > now.free ? before - now.free : 0;
+    ask->free = now.free;
+}
+
+
 static int
 reserve(engine_t *engine, size_t page_bytes, llm_err_t *err)
 {
     int rc = kv_store_create(engine->ops, engine->dev, &engine->kv, err);
 
-    if (rc == LLM_OK && engine->conf.kv_cache_prefault) {
+    if (rc == LLM_OK && engine->conf.kv_cache_prefault && engine->ops->host) {
         rc = kv_store_prefault(engine->kv.base,
                                (size_t) engine->kv.n_pages * page_bytes, err);
     }
@@ -158,9 +208,10 @@ budget_pages(engine_t *engine, llm_err_t *err)
     kv_size_t size;
     kv_ask_t ask = {
         .page_bytes = model_page_bytes(engine->model, conf->kv_cache_dtype),
-        .record_bytes = budget_record_bytes(conf->prefix_caching),
+        .record_bytes =
+            engine->ops->host ? budget_record_bytes(conf->prefix_caching) : 0,
         .kv_cache_memory = conf->kv_cache_memory,
-        .utilization = conf->gpu_memory_utilization,
+        .utilization = utilization(engine),
         .max_seqs = conf->max_num_seqs,
         .max_len = engine->max_model_len,
         .auto_len = conf->max_model_len == 0,

@@ -26,28 +26,21 @@
 enum { LOGIT_ROWS_MAX = 64 }; /* rows of logits computed at once */
 
 
-static int
-open_device(engine_t *engine, llm_err_t *err)
+/* Opens a backend; its device in a sentence of err when it cannot. */
+static bool
+open_backend(engine_t *engine, const char *name, op_err_t *err)
 {
-    op_err_t op_err = { .text = "" };
     const op_open_t how = { .threads = engine->conf.threads,
                             .isa = engine->conf.isa,
                             .reserved = engine->conf.reserved_cpus,
-                            .pinned = engine->conf.cpu_affinity };
+                            .pinned = engine->conf.cpu_affinity,
+                            .device = backend_device(name) };
 
-    engine->ops = backend_find(engine->conf.device);
-
-    if (engine->ops == NULL) {
-        return llm_err_set(err, LLM_ERROR, NULL,
-                           "device %s is not known: use auto or cpu",
-                           engine->conf.device);
-    }
-
-    engine->dev = engine->ops->open(&how, &op_err);
+    engine->ops = backend_find(name);
+    engine->dev = engine->ops->open(&how, err);
 
     if (engine->dev == NULL) {
-        return llm_err_set(err, LLM_ERROR, NULL, "device %s: %s",
-                           engine->conf.device, op_err.text);
+        return false;
     }
 
     engine->n_samplers =
@@ -57,7 +50,44 @@ open_device(engine_t *engine, llm_err_t *err)
         engine->n_samplers = ENGINE_SAMPLERS_MAX;
     }
 
-    return LLM_OK;
+    return true;
+}
+
+
+/* With "auto" a GPU that cannot be used is no mistake, but one line says why
+ * it is not. */
+static int
+open_device(engine_t *engine, llm_err_t *err)
+{
+    const char *name = engine->conf.device;
+    op_err_t op_err = { .text = "" };
+
+    if (backend_find(name) == NULL) {
+        return llm_err_set(err, LLM_ERROR, NULL,
+                           strncmp(name, "cuda", 4) == 0
+                               ? "device %s is not in this build, which was "
+                                 "made without a CUDA compiler, or is no "
+                                 "number of a GPU: use auto or cpu"
+                               : "device %s is not known: use auto, cpu, cuda "
+                                 "or cuda:N",
+                           name);
+    }
+
+    if (open_backend(engine, name, &op_err)) {
+        return LLM_OK;
+    }
+
+    if (strcmp(name, "auto") == 0 && engine->ops != backend_find("cpu")) {
+        log_write(LOG_NOTICE, "device auto: using the CPU, because %s",
+                  op_err.text);
+
+        if (open_backend(engine, "cpu", &op_err)) {
+            return LLM_OK;
+        }
+    }
+
+    return llm_err_set(err, LLM_ERROR, NULL, "device %s: %s", name,
+                       op_err.text);
 }
 
 
@@ -346,5 +376,5 @@ engine_step(engine_t *engine)
     sched_check(engine->sched);
 #endif
 
-    return plan->n_rows > 0;
+    return plan->n_rows > 0 && !engine->failed;
 }

@@ -43,6 +43,7 @@ struct engine_s {
     char model_name[256]; /* general.name of the file */
     tok_t *tok;
     chat_template_t *tmpl;
+    bool failed;       /* the device has; there is nothing to do but to leave */
     bool own_template; /* from the file or chat_template, not the fallback */
     char *bos_text;
     char *eos_text;

@@ -17,7 +17,7 @@
 #include "engine/port.h"
 #include "engine/tally.h"
 
-enum { EXIT_NO_RESPAWN = 2 };
+enum { EXIT_FAILED = 1, EXIT_NO_RESPAWN = 2 };
 
 
 int
@@ -51,6 +51,12 @@ loop_serve(const engine_conf_t *conf)
         tally_phase(engine, LLM_PHASE_INTAKE, &since);
 
         const bool busy = engine_step(engine);
+
+        /* without tidying up: a device that has failed may not answer, and
+         * what the step's sequences hold is void */
+        if (engine->failed) {
+            return EXIT_FAILED;
+        }
 
         since = clock_now_ns();
         port_flush(&port, engine);

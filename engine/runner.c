@@ -13,6 +13,7 @@
 #include "engine/runner.h"
 
 #include "engine/base/clock.h"
+#include "engine/base/log.h"
 #include "engine/emit.h"
 #include "engine/tally.h"
 
@@ -90,6 +91,24 @@ emit_row(engine_t *engine, const batch_out_t *out, const samp_result_t *result)
 }
 
 
+/* What came from a device that has failed means nothing: nobody gets it. */
+static bool
+device_failed(engine_t *engine)
+{
+    op_err_t err;
+
+    if (!engine->failed && engine->ops->check(engine->dev, &err) != 0) {
+        engine->failed = true;
+        log_write(LOG_EMERG,
+                  "llm_engine \"%s\": the device has failed: %s; requests are "
+                  "lost and the process leaves",
+                  engine->conf.name, err.text);
+    }
+
+    return engine->failed;
+}
+
+
 /* Rows first … first + n − 1 of those that are looked at. */
 static void
 run_block(engine_t *engine, int first, int n, uint64_t *since)
@@ -100,6 +119,11 @@ run_block(engine_t *engine, int first, int n, uint64_t *since)
                        .n = n };
 
     tally_phase(engine, LLM_PHASE_FORWARD, since);
+
+    if (device_failed(engine)) {
+        return;
+    }
+
     draw_rows(engine, &job);
     tally_phase(engine, LLM_PHASE_SAMPLE, since);
 
@@ -141,7 +165,8 @@ runner_step(engine_t *engine, const plan_t *plan)
     model_forward(engine->model, &batch->op, &engine->kv);
     tally_phase(engine, LLM_PHASE_FORWARD, &since);
 
-    for (int first = 0; first < batch->op.n_out; first += n) {
+    for (int first = 0; first < batch->op.n_out && !engine->failed; first += n)
+    {
         n = batch->op.n_out - first;
         n = n < engine->max_out ? n : engine->max_out;
 

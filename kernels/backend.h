@@ -6,7 +6,12 @@
 #include "kernels/op/op.h"
 
 
-/* "auto", "cpu" or "ref"; NULL for a name that is not known. */
+/* "cpu", "ref", or "cuda" and "cuda:N" in a build that has it; "auto": the
+ * first to try, cuda where it is, else cpu.  NULL for a name that is not
+ * known. */
 const op_table_t *backend_find(const char *name);
+
+/* The N of "cuda:N"; −1: any. */
+int backend_device(const char *name);
 
 #endif /* KERNELS_BACKEND_H */

@@ -8,6 +8,8 @@
 
 static char *ngx_http_llm_option_number(ngx_conf_t *cf,
     ngx_http_llm_engine_t *engine, const ngx_http_llm_option_t *option);
+static ngx_uint_t ngx_http_llm_option_device_ok(ngx_str_t *value,
+    ngx_uint_t max);
 static char *ngx_http_llm_option_time(ngx_conf_t *cf,
     ngx_http_llm_engine_t *engine, const ngx_http_llm_option_t *option);
 static char *ngx_http_llm_option_path(ngx_conf_t *cf,
@@ -97,6 +99,17 @@ ngx_http_llm_option_set(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
 
         break;
 
+    case NGX_HTTP_LLM_DEVICE:
+
+        if (!ngx_http_llm_option_device_ok(&value[1], option->max)) {
+            ngx_sprintf((u_char *) must,
+                        "use \"auto\", \"cpu\", \"cuda\" or \"cuda:N\" with "
+                        "N from 0 to %ui%Z", option->max);
+            return ngx_http_llm_option_invalid(cf, engine, must);
+        }
+
+        break;
+
     case NGX_HTTP_LLM_FOLDER:
         return ngx_http_llm_option_folder(cf, engine, option);
 
@@ -117,6 +130,33 @@ ngx_http_llm_option_set(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
     *(ngx_str_t *) field = value[1];
 
     return NGX_CONF_OK;
+}
+
+
+/* whether there is such a GPU shows when the engine starts */
+
+static ngx_uint_t
+ngx_http_llm_option_device_ok(ngx_str_t *value, ngx_uint_t max)
+{
+    ngx_int_t  n;
+
+    if (ngx_strcmp(value->data, "auto") == 0
+        || ngx_strcmp(value->data, "cpu") == 0
+        || ngx_strcmp(value->data, "cuda") == 0)
+    {
+        return 1;
+    }
+
+    if (value->len < sizeof("cuda:0") - 1
+        || ngx_strncmp(value->data, "cuda:", sizeof("cuda:") - 1) != 0)
+    {
+        return 0;
+    }
+
+    n = ngx_atoi(value->data + sizeof("cuda:") - 1,
+                 value->len - (sizeof("cuda:") - 1));
+
+    return n != NGX_ERROR && (ngx_uint_t) n <= max;
 }
 
 

@@ -17,6 +17,7 @@ typedef enum {
     NGX_HTTP_LLM_DECIMAL,       /* the text of a number, in millionths */
     NGX_HTTP_LLM_TIME,          /* the text of a number, milliseconds */
     NGX_HTTP_LLM_WORD,          /* the text, one of two words */
+    NGX_HTTP_LLM_DEVICE,        /* the text: auto, cpu, cuda or cuda:N */
     NGX_HTTP_LLM_PATH,          /* the text, made absolute */
     NGX_HTTP_LLM_FOLDER,        /* "on", "off" or the same of a folder */
     NGX_HTTP_LLM_FILE,          /* the same, and it can be read */

@@ -15,12 +15,14 @@ my %folder = (
     plain => $ENV{LLM_TEST_BUILD} || 'build',
     asan => 'build-address,undefined',
     tsan => 'build-thread',
+    apart => 'build-thread',
 );
+my %environment = (apart => [LLM_SHIM_APART => 1]);
 
 my $wrong = qr/^wrong with seed/m;
 my $at = qr{(?:\./)?t/shim/bugs(?:_kernel)?\.cuh?:\d+};
 
-# bug => what each build says; all: any of them
+# bug => what each build says; all: any of them, but not the slow apart
 my %says = (
     missing_barrier => {
         plain => $wrong,
@@ -71,7 +73,7 @@ my %says = (
     },
     uninitialised => { all => $wrong },
     uninitialised_static => { all => $wrong },
-    uninitialised_called => { plain => $wrong },
+    uninitialised_called => { plain => $wrong, tsan => $wrong },
     uninitialised_dynamic => { all => $wrong },
     missing_sync => { all => $wrong },
     staging_reuse => { all => $wrong },
@@ -81,15 +83,25 @@ my %says = (
         all => qr/argument 2 of kernel sum_of_two, .* pointer of the host/,
     },
     float_atomics => { all => $wrong },
-    block_order => { all => $wrong },
+    block_order => {
+        plain => $wrong,
+        asan => $wrong,
+        tsan => $wrong,
+        apart => qr{data\ race .* \bpass_on\ $at .* \bpass_on\ $at}xs,
+    },
+    two_writers => {
+        apart => qr{data\ race .* write_in_blocks\ $at
+                    .* write_in_blocks\ $at}xs,
+    },
 );
 
 
-# Without what the caller's environment says of seeds and devices.
+# With these settings, whatever the caller's environment says.
 sub run {
-    my ($command) = @_;
+    my ($command, %setting) = @_;
 
     delete local @ENV{grep { /^LLM_SHIM_/ } keys %ENV};
+    local @ENV{keys %setting} = values %setting;
 
     return scalar `$command 2>&1`;
 }
@@ -108,19 +120,46 @@ for my $build (grep { -x "$top/$folder{$_}/t/shim/bugs" } sort keys %folder) {
     chdir $top or die;
 
     for my $bug (sort keys %says) {
-        my $want = $says{$bug}{$build} || $says{$bug}{all};
+        my $want = $says{$bug}{$build}
+            || ($build ne 'apart' && $says{$bug}{all});
 
         next if !$want;
 
-        my $out = run("$path $bug");
+        my @setting = @{$environment{$build} || []};
+        my $out = run("$path $bug", @setting);
         my $status = $?;
 
         isnt($status, 0, "$build, $bug: noticed");
         like($out, $want, "$build, $bug: how");
 
-        $out = run("$path $bug fixed");
+        $out = run("$path $bug fixed", @setting);
         is($?, 0, "$build, $bug: passes when it is fixed") or diag $out;
     }
+}
+
+
+# --- settings from the environment ---
+
+my @settings = (
+    [3, qr/^wrong with seed 7$/, LLM_SHIM_SEED => 7],
+    [2, qr/LLM_SHIM_SEED=x is no number/, LLM_SHIM_SEED => 'x'],
+    [4, qr/^out of memory$/, LLM_SHIM_FAIL => 'malloc:1'],
+    [4, qr/^an illegal memory access was encountered$/,
+     LLM_SHIM_FAIL => 'async:1'],
+    [4, qr/^unknown error$/, LLM_SHIM_FAIL => 'malloc:9,call:2'],
+    [2, qr/LLM_SHIM_FAIL: luck:3/, LLM_SHIM_FAIL => 'call:9,luck:3'],
+    [4, qr/^out of memory$/, LLM_SHIM_MEMORY => 100],
+    [4, qr/^no CUDA-capable device/, LLM_SHIM_DEVICE => 'none'],
+    [4, qr/^CUDA driver version is insufficient/, LLM_SHIM_DEVICE => 'old'],
+    [3, qr/^wrong with seed 0$/, LLM_SHIM_WORKERS => 2, LLM_SHIM_PROTECT => 1],
+);
+
+for my $case (@settings) {
+    my ($status, $want, @setting) = @$case;
+    my $out = run("$program missing_barrier", @setting);
+
+    is($? >> 8, $status, "@setting: status");
+    like($out, $want, "@setting");
 }
 
 done_testing();

@@ -19,7 +19,8 @@ my ($status, $out) = $t->test_conf;
 is $status, 0, 'the base is good' or diag $out;
 
 # lines of the engine block that must work
-my @right = ('device cpu;', 'device auto;', 'block_size 16;',
+my @right = ('device cpu;', 'device auto;', 'device cuda;',
+    'device cuda:0;', 'device cuda:63;', 'block_size 16;',
     'max_model_len 2048;', 'max_model_len auto;', 'max_num_seqs 1;',
     'max_num_batched_tokens 4096;', 'kv_cache_memory 64m;', 'threads 2;',
     'threads auto;', 'reserved_cpus 0;', 'reserved_cpus 1;',
@@ -65,6 +66,11 @@ for my $line (@open) {
 my @wrong = (
     ['nonsense on;', qr/nonsense/],
     ['device tpu;', qr/device.*tpu.*(auto|cpu)/],
+    ['device cuda:;', qr/device.*cuda:.*cuda:N/],
+    ['device cuda:64;', qr/cuda:64.*0 to 63/],
+    ['device cuda:x;', qr/cuda:x.*cuda:N/],
+    ['device cuda:-1;', qr/cuda:-1.*cuda:N/],
+    ['device cuda1;', qr/cuda1.*cuda:N/],
     ['device;', qr/device/],
     ['block_size 32;', qr/block_size.*32.*16/],
     ['max_model_len 0;', qr/max_model_len.*0/],

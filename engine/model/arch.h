@@ -72,6 +72,7 @@ struct model_s {
     model_buf_t gate_up; /* [max_rows][2 n_ff] */
     model_buf_t act;     /* [max_rows][n_ff] */
     model_buf_t logits;  /* [max_out][n_vocab] */
+    float *host_logits;  /* where the device's memory is not the host's */
 };
 
 extern const arch_t arch_llama;

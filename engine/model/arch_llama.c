@@ -51,10 +51,10 @@ bind_layer(model_t *model, weights_t *w, int l)
     layer->attn_norm = model->norms.data + (size_t) (2 * l) * c->n_embd;
     layer->ffn_norm = layer->attn_norm + c->n_embd;
 
-    int rc = weights_vector(w, attn_norm.name, c->n_embd, layer->attn_norm);
+    int rc = weights_norm(w, attn_norm.name, c->n_embd, layer->attn_norm);
 
     if (rc == LLM_OK) {
-        rc = weights_vector(w, ffn_norm.name, c->n_embd, layer->ffn_norm);
+        rc = weights_norm(w, ffn_norm.name, c->n_embd, layer->ffn_norm);
     }
     if (rc == LLM_OK) {
         rc = weights_matrix(w, qkv, 3, c->n_embd, &layer->qkv);
@@ -124,7 +124,7 @@ llama_bind(model_t *model, weights_t *w)
     if (rc == LLM_OK) {
         model->out_norm =
             model->norms.data + (size_t) (2 * c->n_layers) * c->n_embd;
-        rc = weights_vector(w, norm.name, c->n_embd, model->out_norm);
+        rc = weights_norm(w, norm.name, c->n_embd, model->out_norm);
     }
 
     if (rc == LLM_OK && weights_has(w, head.name)) {
@@ -141,6 +141,18 @@ llama_bind(model_t *model, weights_t *w)
 }
 
 
+static op_input_t
+normed_by(const model_t *model, const float *x, const float *norm)
+{
+    return (op_input_t){ .kind = OP_NORMED,
+                         .dim = model->config.n_embd,
+                         .x = x,
+                         .norm = norm,
+                         .eps = model->config.rms_eps,
+                         .scratch = model->h.data };
+}
+
+
 /* The gated MLP: x += Wdown (silu(gate) * up). */
 static void
 mlp(model_t *model, const model_layer_t *layer, float *x, int rows)
@@ -149,12 +161,15 @@ mlp(model_t *model, const model_layer_t *layer, float *x, int rows)
     const op_table_t *ops = model->ops;
     op_dev_t *dev = model->dev;
 
-    ops->rmsnorm(dev, model->h.data, x, layer->ffn_norm, rows, c->n_embd,
-                 c->rms_eps);
-    ops->linear(dev, model->gate_up.data, 2 * c->n_ff, model->h.data, rows,
-                layer->gate_up, OP_SET);
-    ops->silu_mul(dev, model->act.data, model->gate_up.data, rows, c->n_ff);
-    ops->linear(dev, x, c->n_embd, model->act.data, rows, layer->down, OP_ADD);
+    const op_input_t normed = normed_by(model, x, layer->ffn_norm);
+    const op_input_t gated = { .kind = OP_GATED,
+                               .dim = c->n_ff,
+                               .x = model->gate_up.data,
+                               .scratch = model->act.data };
+
+    ops->linear_of(dev, model->gate_up.data, 2 * c->n_ff, &normed, rows,
+                   layer->gate_up, OP_SET);
+    ops->linear_of(dev, x, c->n_embd, &gated, rows, layer->down, OP_ADD);
 }
 
 
@@ -177,16 +192,14 @@ llama_forward(model_t *model, const op_batch_t *batch, const op_kv_t *kv)
 
     for (int l = 0; l < c->n_layers; l++) {
         const model_layer_t *layer = &model->layers[l];
-
-        ops->rmsnorm(dev, model->h.data, x, layer->attn_norm, rows, c->n_embd,
-                     c->rms_eps);
+        const op_input_t normed = normed_by(model, x, layer->attn_norm);
 
         /* Norm weights let a few channels stand out here, and what rounding
          * takes from their neighbours moves attention more than anything
          * else: measured, OP_FINE in this product alone takes a quarter off
          * the error of the log-probabilities. */
-        ops->linear(dev, model->qkv.data, n_qkv, model->h.data, rows,
-                    layer->qkv, OP_SET | OP_FINE);
+        ops->linear_of(dev, model->qkv.data, n_qkv, &normed, rows, layer->qkv,
+                       OP_SET | OP_FINE);
         ops->rope_kv(dev, model->qkv.data, batch, &attn, model->cos_sin.data,
                      c->rot_dim, model->arch->rope_mode, kv, l);
 

@@ -9,6 +9,7 @@
 #include "engine/model/model.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "engine/model/arch.h"
@@ -104,6 +105,11 @@ reserve_work(model_t *model, size_t n_q, size_t n_kv)
     model->act.data = model->work.data + gate_up / sizeof(float);
     model->logits.data = model->work.data;
 
+    if (!model->ops->host) {
+        model->host_logits = malloc(logits);
+        return model->host_logits != NULL;
+    }
+
     return true;
 }
 
@@ -162,6 +168,7 @@ model_free(model_t *model)
     release(model, &model->h);
     release(model, &model->out);
     release(model, &model->work);
+    free(model->host_logits);
 
     arena_destroy(model->arena);
 }
@@ -172,11 +179,10 @@ model_free(model_t *model)
 /* Angles in double: position 8191 times a frequency near 1 has only 11 bits of
  * fraction left in a float. */
 static void
-fill_cos_sin(model_t *model)
+fill_cos_sin(const model_t *model, float *out)
 {
     const model_config_t *c = &model->config;
     const int half = c->rot_dim / 2;
-    float *out = model->cos_sin.data;
 
     for (int i = 0; i < half; i++) {
         double freq = pow((double) c->rope_base, -2.0 * i / c->rot_dim)
@@ -193,6 +199,45 @@ fill_cos_sin(model_t *model)
             pair[1] = (float) sin(pos * freq);
         }
     }
+}
+
+
+static int
+make_cos_sin(model_t *model, llm_err_t *err)
+{
+    const model_buf_t *buf = &model->cos_sin;
+
+    if (model->ops->host) {
+        fill_cos_sin(model, buf->data);
+        return LLM_OK;
+    }
+
+    float *table = malloc(buf->bytes);
+
+    if (table == NULL) {
+        return llm_err_set(err, LLM_NOMEM, NULL, "no memory to load a model");
+    }
+
+    fill_cos_sin(model, table);
+    model->ops->put(model->dev, buf->data, table, buf->bytes);
+    free(table);
+
+    return LLM_OK;
+}
+
+
+/* A device may have failed while weights were on their way. */
+static int
+check(const model_t *model, llm_err_t *err)
+{
+    op_err_t op_err = { "" };
+
+    if (model->ops->check(model->dev, &op_err) != 0) {
+        return llm_err_set(err, LLM_ERROR, NULL, "device \"%s\": %s",
+                           model->ops->name, op_err.text);
+    }
+
+    return LLM_OK;
 }
 
 
@@ -258,8 +303,13 @@ load(model_t *model, const gguf_t *gguf, const model_load_t *how,
         rc = prepare(model, how, err);
     }
     if (rc == LLM_OK) {
+        rc = make_cos_sin(model, err);
+    }
+    if (rc == LLM_OK) {
+        rc = check(model, err);
+    }
+    if (rc == LLM_OK) {
         repack_cache_save(&model->cache, how->path);
-        fill_cos_sin(model);
         model->weight_bytes = weights.bytes + model->norms.bytes;
     }
 
@@ -323,6 +373,7 @@ model_forward(model_t *model, const op_batch_t *batch, const op_kv_t *kv)
     llm_dassert(batch->n_rows > 0 && batch->n_rows <= model->max_rows);
     llm_dassert(batch->n_out >= 0 && batch->n_out <= batch->n_rows);
 
+    model->ops->step(model->dev, batch);
     model->arch->forward(model, batch, kv);
 }
 
@@ -339,7 +390,14 @@ model_logits(model_t *model, int first, int n)
                        model->out.data + (size_t) first * (size_t) c->n_embd, n,
                        model->head, OP_SET);
 
-    return model->logits.data;
+    if (model->ops->host) {
+        return model->logits.data;
+    }
+
+    model->ops->get(model->dev, model->host_logits, model->logits.data,
+                    (size_t) n * (size_t) c->n_vocab * sizeof(float));
+
+    return model->host_logits;
 }
 
 

@@ -7,6 +7,7 @@
 
 #include "engine/model/weights.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include <xxhash.h>
@@ -73,6 +74,33 @@ weights_vector(weights_t *weights, const char *name, int64_t n, float *out)
     if (rc == LLM_OK) {
         op_dequant_row(tensor.dtype, tensor.data, out, n);
     }
+
+    return rc;
+}
+
+
+int
+weights_norm(weights_t *weights, const char *name, int64_t n, float *out)
+{
+    if (weights->ops->host) {
+        return weights_vector(weights, name, n, out);
+    }
+
+    float *values = malloc((size_t) n * sizeof(float));
+
+    if (values == NULL) {
+        return llm_err_set(weights->err, LLM_NOMEM, NULL,
+                           "no memory to load the model");
+    }
+
+    const int rc = weights_vector(weights, name, n, values);
+
+    if (rc == LLM_OK) {
+        weights->ops->put(weights->dev, out, values,
+                          (size_t) n * sizeof(float));
+    }
+
+    free(values);
 
     return rc;
 }

@@ -38,8 +38,11 @@ int weights_init(weights_t *weights, arena_t *arena);
 
 bool weights_has(const weights_t *weights, const char *name);
 
-/* Reads a vector of n values as f32 into out. */
+/* Reads a vector of n values as f32 into out, the host's memory. */
 int weights_vector(weights_t *weights, const char *name, int64_t n, float *out);
+
+/* The same into memory of the device. */
+int weights_norm(weights_t *weights, const char *name, int64_t n, float *out);
 
 /* Repacks 1 … WEIGHTS_PARTS matrices of n_in, concatenated along n_out. */
 int weights_matrix(weights_t *weights, const weights_part_t *parts, int n_parts,

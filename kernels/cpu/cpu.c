@@ -330,6 +330,57 @@ cpu_free(op_dev_t *dev, void *p, size_t bytes)
 }
 
 
+static op_memory_t
+cpu_memory(op_dev_t *dev)
+{
+    (void) dev;
+
+    return (op_memory_t){ 0, 0 };
+}
+
+
+static void
+cpu_move(op_dev_t *dev, void *to, const void *from, size_t bytes)
+{
+    (void) dev;
+    memmove(to, from, bytes);
+}
+
+
+static void
+cpu_step(op_dev_t *dev, const op_batch_t *batch)
+{
+    (void) dev;
+    (void) batch;
+}
+
+
+static int
+cpu_check(op_dev_t *dev, op_err_t *err)
+{
+    (void) dev;
+    (void) err;
+
+    return 0;
+}
+
+
+static void
+cpu_linear_of(op_dev_t *dev, float *y, int ldy, const op_input_t *in, int rows,
+              const op_weight_t *w, int mode)
+{
+    const float *x = in->kind == OP_PLAIN ? in->x : in->scratch;
+
+    if (in->kind == OP_NORMED) {
+        cpu_rmsnorm(dev, in->scratch, in->x, in->norm, rows, in->dim, in->eps);
+    } else if (in->kind == OP_GATED) {
+        cpu_silu_mul(dev, in->scratch, in->x, rows, in->dim);
+    }
+
+    cpu_linear(dev, y, ldy, x, rows, w, mode);
+}
+
+
 const op_table_t cpu_ops = {
     .name = "cpu",
     .open = cpu_open,
@@ -340,6 +391,12 @@ const op_table_t cpu_ops = {
     .free = cpu_free,
     .threads = cpu_threads,
     .parallel = cpu_parallel,
+    .host = true,
+    .memory = cpu_memory,
+    .put = cpu_move,
+    .get = cpu_move,
+    .step = cpu_step,
+    .check = cpu_check,
     .weight = cpu_weight,
     .weight_free = cpu_weight_free,
     .weight_bytes = cpu_weight_bytes,
@@ -349,6 +406,7 @@ const op_table_t cpu_ops = {
     .embed = cpu_embed,
     .rmsnorm = cpu_rmsnorm,
     .linear = cpu_linear,
+    .linear_of = cpu_linear_of,
     .gather = cpu_gather,
     .silu_mul = cpu_silu_mul,
     .rope_kv = cpu_rope_kv,

@@ -163,6 +163,15 @@ quad_max(float value, SHIM_FROM)
 }
 
 
+template <int N>
+static inline void
+half_sums(float *values, SHIM_FROM)
+{
+    static_assert(N <= 8, "values of one meeting");
+    shim_half_sums(values, N, SHIM_SITE("half_sums"));
+}
+
+
 /* --- matrix instructions --- */
 
 /* In a function of its own: the read is the kernel's, and sanitizers look. */
@@ -433,6 +442,22 @@ quad_max(float value)
     value = fmaxf(value, __shfl_xor_sync(FULL_MASK, value, 2));
 
     return value;
+}
+
+
+/* N values, each over lanes 0 to 15, and 16 to 31: lane i and i + 8, then + 4,
+ * + 2, + 1 */
+template <int N>
+static __device__ __forceinline__ void
+half_sums(float *values)
+{
+#pragma unroll
+    for (int k = 0; k < N; k++) {
+#pragma unroll
+        for (int i = 8; i != 0; i /= 2) {
+            values[k] += __shfl_xor_sync(FULL_MASK, values[k], i);
+        }
+    }
 }
 
 

@@ -2,9 +2,14 @@
  * The interface of the number crunching: one table of functions per backend.
  *
  * Model code is written once, over this table.  `ref` is the slow and obvious
- * oracle, `cpu` (and later `cuda`) are the products.  Buffers of activations
- * come from alloc() and belong to the caller; a backend keeps its scratch to
- * itself, sized by prepare(), and allocates nothing inside an op.
+ * oracle, `cpu` and `cuda` are the products.  Buffers of activations come from
+ * alloc() and belong to the caller; a backend keeps its scratch to itself,
+ * sized by prepare(), and allocates nothing inside an op.
+ *
+ * Where a device has memory of its own, the buffers and the pages that ops
+ * are given lie there, and only put() and get() carry values between it and
+ * the host; batches, tokens and other indices are always the host's.  Its ops
+ * return before they are done; they are done one after the other.
  *
  * Exactness (architecture.md): every output row is reduced in one fixed
  * order, whatever the number of rows, the threads, the instruction set or the
@@ -46,7 +51,14 @@ typedef struct {
     int reserved;    /* CPUs that are left to others */
     bool pinned;     /* a CPU for each thread, where all but those reserved
                         are ours */
+    int device;      /* which of several, from 0; -1: the one with most room */
 } op_open_t;
+
+/* Memory of a device, bytes. */
+typedef struct {
+    size_t total;
+    size_t free;
+} op_memory_t;
 
 /* Upper bounds of all later calls; fixes the scratch. */
 typedef struct {
@@ -119,6 +131,19 @@ enum { OP_SET = 0, OP_ADD = 1, OP_FINE = 2 };
 /* OP_FINE: of a row's largest scale, from where on a block is done finely. */
 #define OP_FINE_SCALE 0.2f
 
+/* What a product reads, see linear_of(). */
+enum { OP_PLAIN = 0, OP_NORMED = 1, OP_GATED = 2 };
+
+typedef struct {
+    int kind;
+    int dim;           /* n_in of the product */
+    const float *x;    /* [rows, dim]; OP_GATED: [rows, 2 dim], gate first */
+    const float *norm; /* OP_NORMED: [dim] */
+    float eps;
+    float *scratch; /* [rows, dim], what it holds afterwards is not said; not
+                       for OP_PLAIN */
+} op_input_t;
+
 typedef struct {
     const char *name;
 
@@ -146,6 +171,27 @@ typedef struct {
     int (*threads)(const op_dev_t *dev);
     void (*parallel)(op_dev_t *dev, op_share_fn fn, void *arg);
 
+    /* True: alloc() gives memory of the host's, which it may read and write
+     * itself, between any two ops. */
+    bool host;
+
+    /* What the device has; all zero where its memory is the host's. */
+    op_memory_t (*memory)(op_dev_t *dev);
+
+    /* The host's values into memory of alloc(), and back; in order with the
+     * ops.  get() waits for all that was asked for before. */
+    void (*put)(op_dev_t *dev, void *to, const void *from, size_t bytes);
+    void (*get)(op_dev_t *dev, void *to, const void *from, size_t bytes);
+
+    /* A step begins: until the next one, ops that take a batch are given this
+     * one, and its arrays stay as they are. */
+    void (*step)(op_dev_t *dev, const op_batch_t *batch);
+
+    /* 0; or -1 when the device has failed, with what happened in err: then
+     * whatever came from it since the last check that was good is void, and so
+     * is the device.  Waits for nothing: ask after get(). */
+    int (*check)(op_dev_t *dev, op_err_t *err);
+
     /* --- weights --- */
 
     /* Repacks n_parts matrices of one n_in, concatenated along n_out (fused
@@ -171,8 +217,8 @@ typedef struct {
 
     /* --- ops --- */
 
-    /* x[r,:] = dequantised row tokens[r] of w.  x: [rows, n_in] f32.
-     * Tokens are in range (the caller checks).  Exact. */
+    /* x[r,:] = dequantised row tokens[r] of w.  x: [rows, n_in] f32; tokens:
+     * the host's, in range (the caller checks).  Exact. */
     void (*embed)(op_dev_t *dev, float *x, const op_weight_t *w,
                   const int32_t *tokens, int rows);
 
@@ -195,13 +241,21 @@ typedef struct {
      * done in the row's blocks of d_x ≥ OP_FINE_SCALE * its largest d_x, and
      * r is 0 in the others, whose rounding is small beside theirs.
      * F32, F16, BF16 W: acc = fmaf(w, x, acc), inputs ascending.
+     * This is the order of `cpu`; `cuda` has one of its own (cuda_linear.h),
+     * over the same integers.
      * ref computes in double over dequantised weights and unquantised x: the
      * relative RMS error of a row against it is ≤ 1.5e-2 for quantised
      * weights (1.5e-4 with OP_FINE), ≤ 1e-5 for float ones. */
     void (*linear)(op_dev_t *dev, float *y, int ldy, const float *x, int rows,
                    const op_weight_t *w, int mode);
 
-    /* x rows picked: y[i,:] = x[idx[i],:].  [n, dim].  Exact. */
+    /* linear() of x, of rmsnorm(x), or of silu_mul(x): the same bits as the two
+     * ops one after the other, in fewer launches.  y is none of the others. */
+    void (*linear_of)(op_dev_t *dev, float *y, int ldy, const op_input_t *in,
+                      int rows, const op_weight_t *w, int mode);
+
+    /* x rows picked: y[i,:] = x[idx[i],:].  [n, dim]; idx: the host's.
+     * Exact. */
     void (*gather)(op_dev_t *dev, float *y, const float *x, const int32_t *idx,
                    int n, int dim);
 

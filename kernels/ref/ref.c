@@ -117,6 +117,41 @@ ref_free(op_dev_t *dev, void *p, size_t bytes)
 }
 
 
+static op_memory_t
+ref_memory(op_dev_t *dev)
+{
+    (void) dev;
+
+    return (op_memory_t){ 0, 0 };
+}
+
+
+static void
+ref_move(op_dev_t *dev, void *to, const void *from, size_t bytes)
+{
+    (void) dev;
+    memmove(to, from, bytes);
+}
+
+
+static void
+ref_step(op_dev_t *dev, const op_batch_t *batch)
+{
+    (void) dev;
+    (void) batch;
+}
+
+
+static int
+ref_check(op_dev_t *dev, op_err_t *err)
+{
+    (void) dev;
+    (void) err;
+
+    return 0;
+}
+
+
 static void
 ref_weight_free(op_dev_t *dev, op_weight_t *weight)
 {
@@ -337,6 +372,22 @@ ref_silu_mul(op_dev_t *dev, float *y, const float *gate_up, int rows, int dim)
             y[i] = (float) (g / (1.0 + exp(-g)) * gate_up[dim + i]);
         }
     }
+}
+
+
+static void
+ref_linear_of(op_dev_t *dev, float *y, int ldy, const op_input_t *in, int rows,
+              const op_weight_t *w, int mode)
+{
+    const float *x = in->kind == OP_PLAIN ? in->x : in->scratch;
+
+    if (in->kind == OP_NORMED) {
+        ref_rmsnorm(dev, in->scratch, in->x, in->norm, rows, in->dim, in->eps);
+    } else if (in->kind == OP_GATED) {
+        ref_silu_mul(dev, in->scratch, in->x, rows, in->dim);
+    }
+
+    ref_linear(dev, y, ldy, x, rows, w, mode);
 }
 
 
@@ -619,12 +670,19 @@ const op_table_t ref_ops = {
     .prepare = ref_prepare,
     .alloc = ref_alloc,
     .free = ref_free,
+    .host = true,
+    .memory = ref_memory,
+    .put = ref_move,
+    .get = ref_move,
+    .step = ref_step,
+    .check = ref_check,
     .weight = ref_weight,
     .weight_free = ref_weight_free,
     .weight_bytes = ref_weight_bytes,
     .embed = ref_embed,
     .rmsnorm = ref_rmsnorm,
     .linear = ref_linear,
+    .linear_of = ref_linear_of,
     .gather = ref_gather,
     .silu_mul = ref_silu_mul,
     .rope_kv = ref_rope_kv,

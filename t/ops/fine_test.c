@@ -82,57 +82,74 @@ make_uneven(float *x, int rows)
 }
 
 
+/* The documented result in each order. */
+static void
+expected_fine(const op_tensor_t *t, const float *x, int rows, float **want)
+{
+    const bool quantised = op_dtype_block((int) t->dtype) > 1;
+    float rest[WIDE];
+
+    for (int order = 0; order < N_ORDERS; order++) {
+        want[order] = take(sizeof(float) * (size_t) (rows * N_OUT));
+
+        for (int r = 0; r < rows; r++) {
+            rest_of(x + r * WIDE, rest, WIDE);
+
+            for (int o = 0; o < N_OUT; o++) {
+                float *w = &want[order][r * N_OUT + o];
+
+                *w = expected(order, t, o, x + r * WIDE);
+                *w += quantised ? expected(order, t, o, rest) : 0.0f;
+            }
+        }
+    }
+}
+
+
 static void
 fine_is_two_products(void **state)
 {
-    static const int counts[] = { 1, 3, 17, 33, 130 };
-    float rest[WIDE];
+    static const int counts[] = { 1, 2, 3, 17, 33, 130 };
 
     (void) state;
 
     for (int t = 0; t < N_DTYPES; t++) {
         op_tensor_t tensor = random_tensor(dtypes[t], WIDE, N_OUT);
-        const bool quantised = op_dtype_block((int) dtypes[t]) > 1;
 
-        for (int c = 0; c < 5; c++) {
+        for (int c = 0; c < 6; c++) {
             const int rows = counts[c];
             float *x = random_rows(rows, WIDE);
 
             make_uneven(x, rows);
 
-            float *want = take(sizeof(float) * (size_t) (rows * N_OUT));
             float *y = take(sizeof(float) * (size_t) (rows * N_OUT));
             float *added = take(sizeof(float) * (size_t) (rows * N_OUT));
+            float *want[N_ORDERS];
 
-            for (int r = 0; r < rows; r++) {
-                rest_of(x + r * WIDE, rest, WIDE);
-
-                for (int o = 0; o < N_OUT; o++) {
-                    float *w = &want[r * N_OUT + o];
-
-                    *w = expected(&tensor, o, x + r * WIDE);
-                    *w += quantised ? expected(&tensor, o, rest) : 0.0f;
-                }
-            }
+            expected_fine(&tensor, x, rows, want);
 
             for (int k = 0; k < n_devices; k++) {
                 const device_t *d = &devices[k];
                 op_weight_t *w = make_weight(d, &tensor, 1);
 
                 d->ops->linear(d->dev, y, N_OUT, x, rows, w, OP_SET | OP_FINE);
-                check_same(want, y, rows * N_OUT, "fine", (int) dtypes[t]);
+                check_same(want[d->order], y, rows * N_OUT, "fine",
+                           (int) dtypes[t]);
 
                 memset(added, 0, sizeof(float) * (size_t) (rows * N_OUT));
                 d->ops->linear(d->dev, added, N_OUT, x, rows, w,
                                OP_ADD | OP_FINE);
-                check_same(want, added, rows * N_OUT, "fine, added",
+                check_same(want[d->order], added, rows * N_OUT, "fine, added",
                            (int) dtypes[t]);
                 d->ops->weight_free(d->dev, w);
             }
 
+            for (int order = 0; order < N_ORDERS; order++) {
+                free(want[order]);
+            }
+
             free(added);
             free(y);
-            free(want);
             free(x);
         }
 
@@ -187,11 +204,62 @@ fine_is_near_the_oracle(void **state)
 }
 
 
+/* linear_of(): the bits of the ops one after the other, at any rows. */
+static void
+of_is_both_ops(void **state)
+{
+    static const int counts[] = { 1, 2, 4, 5, 9, 40 };
+    static const op_dtype_t kinds[] = { OP_Q4_1, OP_Q6_K, OP_F16 };
+
+    (void) state;
+
+    for (int t = 0; t < 3; t++) {
+        op_tensor_t parts[2] = { random_tensor(kinds[t], WIDE, N_OUT),
+                                 random_tensor(OP_Q8_0, WIDE, N_OUT) };
+        float *norm = random_rows(1, WIDE);
+
+        for (int i = 0; i < 6 * n_devices * 3 * 2; i++) {
+            const device_t *d = &devices[i / 36];
+            const int rows = counts[i % 6];
+            const int kind = i / 6 % 3;
+            const int mode = i / 18 % 2 == 0 ? OP_SET : OP_SET | OP_FINE;
+            float *x = random_rows(rows, 2 * WIDE);
+            float *h = random_rows(rows, 2 * WIDE);
+            float *want = random_rows(rows, 2 * N_OUT);
+            float *y = random_rows(rows, 2 * N_OUT);
+            op_weight_t *w = make_weight(d, parts, 2);
+            const op_input_t in = { kind, WIDE, x, norm, 1e-5f, h };
+
+            if (kind == OP_NORMED) {
+                d->ops->rmsnorm(d->dev, h, x, norm, rows, WIDE, 1e-5f);
+            } else if (kind == OP_GATED) {
+                d->ops->silu_mul(d->dev, h, x, rows, WIDE);
+            }
+
+            d->ops->linear(d->dev, want, 2 * N_OUT, kind == OP_PLAIN ? x : h,
+                           rows, w, mode);
+            d->ops->linear_of(d->dev, y, 2 * N_OUT, &in, rows, w, mode);
+            check_same(want, y, rows * 2 * N_OUT, "of", (int) kinds[t]);
+            d->ops->weight_free(d->dev, w);
+            free(x);
+            free(h);
+            free(want);
+            free(y);
+        }
+
+        free(norm);
+        free((void *) parts[0].data);
+        free((void *) parts[1].data);
+    }
+}
+
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fine_is_two_products),
+        cmocka_unit_test(of_is_both_ops),
         cmocka_unit_test(fine_is_near_the_oracle),
     };
 

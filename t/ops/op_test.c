@@ -18,8 +18,9 @@
 #include "t/ops/lib/linear.h"
 
 
+/* want: by order. */
 static void
-check_devices(const op_tensor_t *t, const float *x, const float *want,
+check_devices(const op_tensor_t *t, const float *x, float *const *want,
               const int *counts, int n_counts)
 {
     int n_out = (int) t->n_out;
@@ -31,8 +32,8 @@ check_devices(const op_tensor_t *t, const float *x, const float *want,
         for (int k = 0; k < n_counts; k++) {
             float *y = run_linear(d, w, n_out, x, counts[k]);
 
-            check_same(want, y, counts[k] * n_out, d->ops->describe(d->dev),
-                       (int) t->dtype);
+            check_same(want[d->order], y, counts[k] * n_out,
+                       d->ops->describe(d->dev), (int) t->dtype);
             free(y);
         }
 
@@ -41,18 +42,29 @@ check_devices(const op_tensor_t *t, const float *x, const float *want,
 }
 
 
-static float *
-expected_all(const op_tensor_t *t, const float *x, int rows)
+static void
+expected_all(const op_tensor_t *t, const float *x, int rows, float **want)
 {
-    float *want = take(sizeof(float) * (size_t) rows * (size_t) t->n_out);
+    for (int order = 0; order < N_ORDERS; order++) {
+        want[order] =
+            take(sizeof(float) * (size_t) rows * (size_t) t->n_out);
 
-    for (int r = 0; r < rows; r++) {
-        for (int o = 0; o < t->n_out; o++) {
-            want[r * t->n_out + o] = expected(t, o, x + r * t->n_in);
+        for (int r = 0; r < rows; r++) {
+            for (int o = 0; o < t->n_out; o++) {
+                want[order][r * t->n_out + o] =
+                    expected(order, t, o, x + r * t->n_in);
+            }
         }
     }
+}
 
-    return want;
+
+static void
+free_all(float **want)
+{
+    for (int order = 0; order < N_ORDERS; order++) {
+        free(want[order]);
+    }
 }
 
 
@@ -77,13 +89,27 @@ linear_has_the_documented_bits(void **state)
 
             op_tensor_t t = random_tensor(dtypes[i], n_in, shapes[s][1]);
             float *x = random_rows(20, n_in);
-            float *want = expected_all(&t, x, 20);
+            float *want[N_ORDERS];
 
+            expected_all(&t, x, 20, want);
             check_devices(&t, x, want, counts, 8);
-            free(want);
+            free_all(want);
             free(x);
             free((void *) t.data);
         }
+    }
+}
+
+
+static void
+rows_alone(const device_t *d, const op_weight_t *w, const float *x,
+           const float *want, int dtype)
+{
+    for (int r = 0; r < MAX_ROWS; r += 7) {
+        float *y = run_linear(d, w, 100, x + r * 768, 1);
+
+        check_same(want + r * 100, y, 100, "row alone", dtype);
+        free(y);
     }
 }
 
@@ -107,20 +133,22 @@ rows_do_not_depend_on_the_batch(void **state)
     for (int i = 0; i < N_DTYPES; i++) {
         op_tensor_t t = random_tensor(dtypes[i], 768, 100);
         float *x = random_rows(MAX_ROWS, 768);
-        op_weight_t *w = make_weight(&devices[0], &t, 1);
-        float *want = run_linear(&devices[0], w, 100, x, MAX_ROWS);
+        float *want[N_ORDERS] = { NULL };
 
-        check_devices(&t, x, want, counts, n);
+        for (int k = 0; k < n_devices; k++) {
+            const device_t *d = &devices[k];
 
-        for (int r = 0; r < MAX_ROWS; r += 7) {
-            float *y = run_linear(&devices[0], w, 100, x + r * 768, 1);
+            if (want[d->order] == NULL) {
+                op_weight_t *w = make_weight(d, &t, 1);
 
-            check_same(want + r * 100, y, 100, "row alone", (int) t.dtype);
-            free(y);
+                want[d->order] = run_linear(d, w, 100, x, MAX_ROWS);
+                rows_alone(d, w, x, want[d->order], (int) t.dtype);
+                d->ops->weight_free(d->dev, w);
+            }
         }
 
-        devices[0].ops->weight_free(devices[0].dev, w);
-        free(want);
+        check_devices(&t, x, want, counts, n);
+        free_all(want);
         free(x);
         free((void *) t.data);
     }
@@ -271,10 +299,37 @@ centred_tensor(op_dtype_t dtype, int n_in, int n_out)
 }
 
 
+enum { NEAR_OUT = 300, NEAR_ROWS = 10 };
+
+
+static void
+near_the_oracle(const device_t *d, const op_tensor_t *t, const float *x,
+                const float *want)
+{
+    const double bound = op_dtype_block((int) t->dtype) > 1 ? 1.5e-2 : 1e-5;
+    op_weight_t *w = make_weight(d, t, 1);
+    float *y = run_linear(d, w, NEAR_OUT, x, NEAR_ROWS);
+
+    for (int r = 0; r < NEAR_ROWS; r++) {
+        double e =
+            row_error(want + r * NEAR_OUT, y + r * NEAR_OUT, NEAR_OUT);
+
+        if (!(e <= bound)) {
+            fail_msg("%s, %s, %d inputs: error %g (seed %llu)", d->ops->name,
+                     op_dtype_name((int) t->dtype), (int) t->n_in, e,
+                     (unsigned long long) seed);
+        }
+    }
+
+    d->ops->weight_free(d->dev, w);
+    free(y);
+}
+
+
 static void
 linear_is_near_the_oracle(void **state)
 {
-    enum { N_OUT = 300, ROWS = 10 };
+    enum { N_OUT = NEAR_OUT, ROWS = NEAR_ROWS };
     static const int widths[] = { 256, 768, 1536 };
 
     (void) state;
@@ -283,26 +338,13 @@ linear_is_near_the_oracle(void **state)
         for (int s = 0; s < 3; s++) {
             op_tensor_t t = centred_tensor(dtypes[i], widths[s], N_OUT);
             float *x = random_rows(ROWS, widths[s]);
-            op_weight_t *w = make_weight(&devices[0], &t, 1);
             op_weight_t *w_ref = make_weight(&ref, &t, 1);
-            float *y = run_linear(&devices[0], w, N_OUT, x, ROWS);
             float *want = run_linear(&ref, w_ref, N_OUT, x, ROWS);
-            double bound = op_dtype_block((int) t.dtype) > 1 ? 1.5e-2 : 1e-5;
 
-            for (int r = 0; r < ROWS; r++) {
-                double e = row_error(want + r * N_OUT, y + r * N_OUT, N_OUT);
-
-                if (!(e <= bound)) {
-                    fail_msg("%s, %d inputs: error %g (seed %llu)",
-                             op_dtype_name((int) t.dtype), widths[s], e,
-                             (unsigned long long) seed);
-                }
-            }
-
-            devices[0].ops->weight_free(devices[0].dev, w);
+            near_the_oracle(&devices[0], &t, x, want);
+            near_the_oracle(&devices[n_devices - 1], &t, x, want);
             ref.ops->weight_free(ref.dev, w_ref);
             free(want);
-            free(y);
             free(x);
             free((void *) t.data);
         }
@@ -326,7 +368,7 @@ extreme_quants_do_not_overflow(void **state)
             size_t size = op_row_bytes((int) t.dtype, N_IN) * N_OUT;
             uint8_t *data = (uint8_t *) t.data;
             float *x = random_rows(ROWS, N_IN);
-            float *want;
+            float *want[N_ORDERS];
 
             for (size_t k = 0; k < size; k++) {
                 int in = (int) (k % (size_t) bytes);
@@ -346,9 +388,9 @@ extreme_quants_do_not_overflow(void **state)
                 x[k] = (k / N_IN) % 2 == 0 ? 3.0f : -3.0f;
             }
 
-            want = expected_all(&t, x, ROWS);
+            expected_all(&t, x, ROWS, want);
             check_devices(&t, x, want, counts, 4);
-            free(want);
+            free_all(want);
             free(x);
             free(data);
         }
@@ -368,7 +410,7 @@ odd_activations_have_the_same_bits(void **state)
     for (int i = 0; i < N_DTYPES; i++) {
         op_tensor_t t = random_tensor(dtypes[i], N_IN, N_OUT);
         float *x = random_rows(ROWS, N_IN);
-        float *want;
+        float *want[N_ORDERS];
 
         for (int k = 0; k < N_IN; k++) {
             x[0 * N_IN + k] = 0.0f;
@@ -380,14 +422,15 @@ odd_activations_have_the_same_bits(void **state)
             x[6 * N_IN + k] = k == 77 ? -1e-5f : 0.0f;
         }
 
-        want = expected_all(&t, x, ROWS);
+        expected_all(&t, x, ROWS, want);
         check_devices(&t, x, want, counts, 3);
 
         for (int o = 0; o < N_OUT; o++) {
-            assert_true(want[o] == 0.0f);
+            assert_true(want[IN_ONE][o] == 0.0f);
+            assert_true(want[IN_CLASSES][o] == 0.0f);
         }
 
-        free(want);
+        free_all(want);
         free(x);
         free((void *) t.data);
     }

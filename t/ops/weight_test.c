@@ -47,7 +47,8 @@ parts_of_different_types_stand_side_by_side(void **state)
         for (int i = 0; i < PARTS; first += widths[i++]) {
             for (int r = 0; r < ROWS; r++) {
                 for (int o = 0; o < widths[i]; o++) {
-                    float v = expected(&parts[i], o, x + r * N_IN);
+                    float v =
+                        expected(d->order, &parts[i], o, x + r * N_IN);
 
                     check_same(&v, &y[r * N_OUT + first + o], 1, "part",
                                (int) kinds[i]);
@@ -181,7 +182,8 @@ weights_come_and_go(void **state)
         for (int i = 0; i < COUNT; i++) {
             if (w[i] != NULL) {
                 float *y = run_linear(d, w[i], (int) t[i].n_out, x, 1);
-                float last = expected(&t[i], (int) t[i].n_out - 1, x);
+                float last =
+                    expected(d->order, &t[i], (int) t[i].n_out - 1, x);
 
                 check_same(&last, y + t[i].n_out - 1, 1, "kept",
                            (int) t[i].dtype);
@@ -204,10 +206,19 @@ static void
 backends_are_found_by_name(void **state)
 {
     (void) state;
-    assert_ptr_equal(backend_find("auto"), backend_find("cpu"));
+    assert_string_equal(backend_find("auto")->name, "cuda");
+    assert_string_equal(backend_find("cuda")->name, "cuda");
+    assert_string_equal(backend_find("cuda:7")->name, "cuda");
+    assert_int_equal(backend_device("cuda:7"), 7);
+    assert_int_equal(backend_device("cuda"), -1);
+    assert_int_equal(backend_device("cpu"), -1);
     assert_string_equal(backend_find("cpu")->name, "cpu");
     assert_string_equal(backend_find("ref")->name, "ref");
-    assert_null(backend_find("cuda:7"));
+    assert_null(backend_find("cuda:"));
+    assert_null(backend_find("cuda:x"));
+    assert_null(backend_find("cuda:-1"));
+    assert_null(backend_find("cuda:999999999999"));
+    assert_null(backend_find("cuda1"));
     assert_null(backend_find(""));
 }
 

@@ -236,6 +236,7 @@ static const struct {
     BUG(device_follows),
     BUG(float_atomics),
     BUG(block_order),
+    BUG(two_writers),
 #undef BUG
 };
 

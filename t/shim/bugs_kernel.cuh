@@ -474,4 +474,29 @@ uninitialised_dynamic(bool fixed)
     return are_exchanged(d, 0);
 }
 
+
+/* --- blocks --- */
+
+/* Each block writes what another writes, too: the same, as it happens. */
+static __global__ void
+write_in_blocks(float *x, bool fixed)
+{
+    if (fixed && blockIdx.x != threadIdx.x / 64) {
+        return;
+    }
+
+    x[threadIdx.x] = threadIdx.x;
+}
+
+
+static bool
+two_writers(bool fixed)
+{
+    float *d = numbers();
+
+    LAUNCH(write_in_blocks, 2, N, 0, NULL, d, fixed);
+
+    return are_exchanged(d, 0);
+}
+
 #endif

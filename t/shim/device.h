@@ -23,9 +23,9 @@
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
 
-/* Sanitizers put red zones around plain variables only; there is one worker
- * then, while otherwise each has its own. */
-#if defined(SHIM_ASAN) || defined(SHIM_TSAN)
+/* ASan puts red zones around plain variables only; there is one worker then,
+ * while otherwise each has its own. */
+#ifdef SHIM_ASAN
 #define __shared__ static
 #else
 #define __shared__ static __thread

@@ -12,8 +12,6 @@
 #include "t/shim/options.h"
 #include "t/shim/worker.h"
 
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -47,90 +45,6 @@ static thread_t *
 thread_self(const block_t *block)
 {
     return (thread_t *) block->face.self;
-}
-
-
-/* A thread that was woken keeps its state until it runs. */
-static thread_state_t
-state_of(const block_t *block, const thread_t *thread)
-{
-    const int id = thread->face.id;
-
-    return (block->ready[id / SHIM_LANES] >> id % SHIM_LANES & 1) != 0
-               ? THREAD_READY
-               : thread->state;
-}
-
-
-static void
-describe(const thread_t *thread, thread_state_t state)
-{
-    static const char *const states[] = { "can run", "at a barrier",
-                                          "in a collective", "has left" };
-
-    fprintf(stderr, "    thread %d (warp %d, lane %d) %s", thread->face.id,
-            thread->face.id / SHIM_LANES, thread->face.id % SHIM_LANES,
-            states[state]);
-
-    if (state == THREAD_BARRIER || state == THREAD_COLLECTIVE) {
-        fprintf(stderr, ": %s, %s:%d", thread->site.what, thread->site.file,
-                thread->site.line);
-    }
-
-    fputc('\n', stderr);
-}
-
-
-/* The first thread of each state, and how many there are. */
-static void
-describe_all(const block_t *block)
-{
-    int counts[THREAD_STATES] = { 0 };
-
-    for (int i = 0; i < block->n_threads; i++) {
-        const thread_state_t state = state_of(block, block->threads[i]);
-
-        if (counts[state]++ < 2) {
-            describe(block->threads[i], state);
-        }
-    }
-
-    fprintf(stderr, "    %d can run, %d at a barrier, %d in a collective, "
-            "%d have left\n", counts[0], counts[1], counts[2], counts[3]);
-}
-
-
-void
-shim_kernel_fault(const char *fmt, ...)
-{
-    const block_t *block = shim_block();
-    va_list args;
-
-    fputs("cuda-shim: ", stderr);
-    va_start(args, fmt);
-    vfprintf(stderr, fmt, args);
-    va_end(args);
-
-    if (block != NULL && block->grid != NULL) {
-        const uint3 *at = &block->face.block_index;
-
-        fprintf(stderr, "\n    kernel %s, block (%u, %u, %u)",
-                block->grid->name, at->x, at->y, at->z);
-
-        if (block->face.self != NULL) {
-            fprintf(stderr, ", thread %d", block->face.self->id);
-        }
-
-        fprintf(stderr, ", seed %llu\n",
-                (unsigned long long) shim_options()->seed);
-        describe_all(block);
-
-    } else {
-        fputc('\n', stderr);
-    }
-
-    fflush(stderr);
-    abort();
 }
 
 
@@ -374,6 +288,7 @@ enter_meeting(block_t *block, uint32_t mask, const shim_site_t *site)
 
     if (meeting->arrived == 0) {
         meeting->site = *site;
+        block->n_meeting[warp]++;
 
     } else if (!same_site(site, &meeting->site)) {
         shim_kernel_fault("divergent warp: %s at %s:%d while other lanes are "
@@ -409,6 +324,7 @@ meet(block_t *block, meeting_t *meeting, const shim_collective_t *collective)
 
     meeting->arrived = 0;
     meeting->turn++;
+    block->n_meeting[warp]--;
     make_ready(block, warp, lanes & ~bit);
 
     if (block->seed != 0) {
@@ -468,7 +384,7 @@ leave(block_t *block)
                           block->barrier_site.file, block->barrier_site.line);
     }
 
-    for (int i = 0; i < N_MEETINGS; i++) {
+    for (int i = 0; i < N_MEETINGS && block->n_meeting[warp] != 0; i++) {
         const meeting_t *meeting = &block->meetings[warp][i];
 
         if (meeting->arrived != 0 && (meeting->mask & bit) != 0) {
@@ -480,7 +396,22 @@ leave(block_t *block)
 }
 
 
-/* What every fiber runs: the same thread of one block after the other. */
+/* Whether a thread, which is the next, can run on the stack of one that has
+ * left: it has not begun on its own.  TSan has to see two. */
+static bool
+may_follow(const thread_t *next)
+{
+#ifdef SHIM_TSAN
+    (void) next;
+
+    return false;
+#else
+    return !next->begun;
+#endif
+}
+
+
+/* What every fiber runs: threads of one block after the other. */
 static void
 thread_main(void)
 {
@@ -491,6 +422,7 @@ thread_main(void)
         thread_t *self = thread_self(block);
 
         shim_acquire(&block->begin_token);
+        self->begun = true;
         block->grid->call(block->grid->arguments);
         shim_release(&block->end_token);
 
@@ -498,7 +430,14 @@ thread_main(void)
 
         thread_t *next = take_next(block);
 
-        if (next != NULL) {
+        if (next != NULL && may_follow(next)) {
+            const shim_fiber_t fiber = next->fiber;
+
+            next->fiber = self->fiber;
+            self->fiber = fiber;
+            block->face.self = &next->face;
+
+        } else if (next != NULL) {
             switch_to(block, &self->fiber, next);
 
         } else if (block->n_live != 0) {
@@ -540,19 +479,15 @@ block_reset(block_t *block)
         thread_t *thread = block->threads[i];
 
         thread->state = THREAD_READY;
+        thread->begun = false;
         thread->face.index.x = i % dim.x;
         thread->face.index.y = i / dim.x % dim.y;
         thread->face.index.z = i / (dim.x * dim.y);
     }
 
     for (int warp = 0; warp * SHIM_LANES < block->n_threads; warp++) {
+        /* nobody is in a meeting: the block before came to its end */
         make_ready(block, warp, block->present[warp]);
-
-        for (int i = 0; i < N_MEETINGS; i++) {
-            block->meetings[warp][i].mask = 0;
-            block->meetings[warp][i].arrived = 0;
-        }
-
         block->priority[warp] = (shim_random(&block->random) >> 8) + (1 << 20);
     }
 

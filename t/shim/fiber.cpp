@@ -33,6 +33,7 @@
 extern "C" {
 void *__tsan_get_current_fiber(void);
 void *__tsan_create_fiber(unsigned flags);
+void __tsan_destroy_fiber(void *fiber);
 void __tsan_switch_to_fiber(void *fiber, unsigned flags);
 void __tsan_acquire(void *token);
 void __tsan_release(void *token);
@@ -123,6 +124,17 @@ shim_fiber_init(shim_fiber_t *fiber, void (*entry)(void))
 #ifdef SHIM_TSAN
     fiber->tsan = __tsan_create_fiber(0);
 #endif
+}
+
+
+void
+shim_fiber_fini(shim_fiber_t *fiber)
+{
+#ifdef SHIM_TSAN
+    __tsan_destroy_fiber(fiber->tsan);
+#endif
+    free(fiber->context);
+    munmap((char *) fiber->stack - GUARD_BYTES, GUARD_BYTES + STACK_BYTES);
 }
 
 

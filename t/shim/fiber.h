@@ -36,6 +36,9 @@ typedef struct {
  * shim_fiber_enter first, and never return. */
 void shim_fiber_init(shim_fiber_t *fiber, void (*entry)(void));
 
+/* Of a fiber that does not run, nor will. */
+void shim_fiber_fini(shim_fiber_t *fiber);
+
 /* Describes the stack of the calling OS thread. */
 void shim_fiber_main(shim_fiber_t *fiber);
 

@@ -58,8 +58,8 @@ worker(void)
 }
 
 
-static void
-prepare(block_t *block, const shim_grid_t *grid)
+void
+shim_block_prepare(block_t *block, const shim_grid_t *grid)
 {
     block->grid = grid;
     block->face.block_dim = grid->block;
@@ -87,7 +87,7 @@ work(const job_t *job)
     block_t *block = worker();
     uint64_t i;
 
-    prepare(block, job->grid);
+    shim_block_prepare(block, job->grid);
 
     while ((i = crew.next.fetch_add(1)) < job->n_blocks) {
         const uint64_t number = (job->start + i * job->step) % job->n_blocks;
@@ -186,7 +186,8 @@ static int
 count_workers(const job_t *job)
 {
 #if defined(SHIM_ASAN) || defined(SHIM_TSAN)
-    /* static shared memory is one for all workers there */
+    /* ASan: static shared memory is one for all workers; TSan: blocks are in
+     * an order, so that they may use the same shared memory */
     (void) job;
 
     return 1;
@@ -214,6 +215,13 @@ shim_grid_run(const shim_grid_t *grid)
     shim_stats.threads += job.n_blocks * grid->block.x * grid->block.y
                           * grid->block.z;
     crew.next = 0;
+
+#ifdef SHIM_TSAN
+    if (shim_options()->apart) {
+        shim_run_apart(grid, job.launch);
+        return;
+    }
+#endif
 
     if (count_workers(&job) < 2) {
         work(&job);

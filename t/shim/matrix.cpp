@@ -10,6 +10,7 @@
 #define ALL 0xffffffffu
 #define ROWS 16
 #define COLUMNS 8
+#define MAX_K 32
 
 
 static void
@@ -103,6 +104,34 @@ sum_int_all(shim_slots_t *slots)
 }
 
 
+/* Eight values at a time. */
+static void
+sum_halves(shim_slots_t *slots)
+{
+    check_full(slots);
+
+    for (int first = 0; first < SHIM_LANES; first += 16) {
+        float v[16][8];
+
+        for (int i = 0; i < 16; i++) {
+            shim_move(v[i], float_in(slots, first + i), sizeof(v[i]));
+        }
+
+        for (int half = 8; half != 0; half /= 2) {
+            for (int i = 0; i < half; i++) {
+                for (int k = 0; k < 8; k++) {
+                    v[i][k] += v[i + half][k];
+                }
+            }
+        }
+
+        for (int i = 0; i < 16; i++) {
+            shim_move(float_out(slots, first + i), v[0], sizeof(v[0]));
+        }
+    }
+}
+
+
 static void
 sum_quads(shim_slots_t *slots)
 {
@@ -176,6 +205,19 @@ float
 shim_quad_max(float value, shim_site_t site)
 {
     return reduce(max_quads, value, site);
+}
+
+
+void
+shim_half_sums(float *values, int n, shim_site_t site)
+{
+    static const shim_collective_t collective
+        = { 8 * sizeof(float), 8 * sizeof(float), sum_halves };
+    float in[8] = {}, out[8];
+
+    shim_move(in, values, (size_t) n * sizeof(float));
+    shim_collective(ALL, &collective, in, out, site);
+    shim_move(values, out, (size_t) n * sizeof(float));
 }
 
 
@@ -267,53 +309,163 @@ shim_matrix_rows_transposed(const void *row, const void *rows[8],
 
 /* --- mma --- */
 
-/* what a lane brings, as numbers; k of a[i]: see fragment_k */
+/* What a lane brings: numbers of a and b as they are, and of d.  Numbers of a
+ * are in words 0 and 1 of rows lane / 4 and 8 below, then in 2 and 3. */
 typedef struct {
-    float a[8], b[4], d[4];
-} floats_t;
+    uint32_t a[4], b[2], d[4];
+} fragments_t;
 
+/* the widest: of bytes */
 typedef struct {
-    uint32_t a[4], b[2];
-    int32_t d[4];
-} bytes_t;
+    float a[ROWS][MAX_K], b[MAX_K][COLUMNS];
+} operands_t;
 
 
+/* Exact for bytes, too: a sum of 32 products of them is below 2^24. */
 static void
-multiply_floats(shim_slots_t *slots)
+multiply(const operands_t *operands, int n_k, float sum[ROWS][COLUMNS])
 {
-    float a[ROWS][16], b[16][COLUMNS], sum[ROWS][COLUMNS] = {};
+    for (int row = 0; row < ROWS; row++) {
+        float line[COLUMNS] = {};
 
-    check_full(slots);
-
-    for (int lane = 0; lane < SHIM_LANES; lane++) {
-        const floats_t *in = (const floats_t *) slots->in[lane];
-        const int group = lane / 4, at = lane % 4 * 2;
-
-        for (int i = 0; i < 8; i++) {
-            a[group + i / 2 % 2 * 8][at + i % 2 + i / 4 * 8] = in->a[i];
+        for (int k = 0; k < n_k; k++) {
+            for (int column = 0; column < COLUMNS; column++) {
+                line[column] += operands->a[row][k] * operands->b[k][column];
+            }
         }
 
-        for (int i = 0; i < 4; i++) {
-            b[at + i % 2 + i / 2 * 8][group] = in->b[i];
+        for (int column = 0; column < COLUMNS; column++) {
+            sum[row][column] = line[column];
         }
     }
+}
 
-    for (int row = 0; row < ROWS; row++) {
-        for (int k = 0; k < 16; k++) {
-            for (int column = 0; column < COLUMNS; column++) {
-                sum[row][column] += a[row][k] * b[k][column];
+
+/* n: numbers in a word */
+template <typename convert_t>
+static inline void
+gather(const shim_slots_t *slots, int n, convert_t convert,
+       operands_t *operands)
+{
+    for (int lane = 0; lane < SHIM_LANES; lane++) {
+        const fragments_t *in = (const fragments_t *) slots->in[lane];
+        const int group = lane / 4, at = lane % 4 * n;
+
+        for (int i = 0; i < n; i++) {
+            for (int word = 0; word < 4; word++) {
+                operands->a[group + word % 2 * 8][at + word / 2 * 4 * n + i]
+                    = convert(in->a[word], i);
+            }
+
+            for (int word = 0; word < 2; word++) {
+                operands->b[at + word * 4 * n + i][group]
+                    = convert(in->b[word], i);
             }
         }
     }
+}
 
+
+static inline float
+f16_of(uint32_t word, int i)
+{
+    return shim_f16_to_f32((uint16_t) (word >> 16 * i));
+}
+
+
+static inline float
+bf16_of(uint32_t word, int i)
+{
+    return shim_bf16_to_f32((uint16_t) (word >> 16 * i));
+}
+
+
+static inline float
+byte_of(uint32_t word, int i)
+{
+    return (int8_t) (word >> 8 * i);
+}
+
+
+/* d += sum, for each lane's four elements */
+static void
+scatter(shim_slots_t *slots, const float sum[ROWS][COLUMNS])
+{
     for (int lane = 0; lane < SHIM_LANES; lane++) {
-        const floats_t *in = (const floats_t *) slots->in[lane];
+        const fragments_t *in = (const fragments_t *) slots->in[lane];
 
         for (int i = 0; i < 4; i++) {
-            ((float *) slots->out[lane])[i]
-                = in->d[i] + sum[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
+            float d;
+
+            shim_move(&d, &in->d[i], sizeof(d));
+            d += sum[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
+            shim_move(&slots->out[lane][4 * i], &d, sizeof(d));
         }
     }
+}
+
+
+static void
+multiply_f16(shim_slots_t *slots)
+{
+    operands_t operands;
+    float sum[ROWS][COLUMNS];
+
+    check_full(slots);
+    gather(slots, 2, f16_of, &operands);
+    multiply(&operands, 16, sum);
+    scatter(slots, sum);
+}
+
+
+static void
+multiply_bf16(shim_slots_t *slots)
+{
+    operands_t operands;
+    float sum[ROWS][COLUMNS];
+
+    check_full(slots);
+    gather(slots, 2, bf16_of, &operands);
+    multiply(&operands, 16, sum);
+    scatter(slots, sum);
+}
+
+
+static void
+multiply_bytes(shim_slots_t *slots)
+{
+    operands_t operands;
+    float sum[ROWS][COLUMNS];
+
+    check_full(slots);
+    gather(slots, 4, byte_of, &operands);
+    multiply(&operands, 32, sum);
+
+    for (int lane = 0; lane < SHIM_LANES; lane++) {
+        const fragments_t *in = (const fragments_t *) slots->in[lane];
+
+        for (int i = 0; i < 4; i++) {
+            const int32_t x
+                = (int32_t) sum[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
+
+            ((shim_word_t *) slots->out[lane])[i] = in->d[i] + (uint32_t) x;
+        }
+    }
+}
+
+
+static void
+meet(void (*compute)(shim_slots_t *), void *d, const uint32_t a[4],
+     const uint32_t b[2], shim_site_t site)
+{
+    const shim_collective_t collective
+        = { sizeof(fragments_t), 4 * sizeof(uint32_t), compute };
+    fragments_t in;
+
+    shim_move(in.a, a, sizeof(in.a));
+    shim_move(in.b, b, sizeof(in.b));
+    shim_move(in.d, d, sizeof(in.d));
+    shim_collective(ALL, &collective, &in, d, site);
 }
 
 
@@ -321,70 +473,7 @@ void
 shim_mma_16816(shim_half_t type, float d[4], const uint32_t a[4],
                const uint32_t b[2], shim_site_t site)
 {
-    static const shim_collective_t collective
-        = { sizeof(floats_t), 4 * sizeof(float), multiply_floats };
-    float (*const convert)(uint16_t)
-        = type == SHIM_F16 ? shim_f16_to_f32 : shim_bf16_to_f32;
-    floats_t in;
-
-    for (int i = 0; i < 8; i++) {
-        in.a[i] = convert(a[i / 2] >> i % 2 * 16);
-    }
-
-    for (int i = 0; i < 4; i++) {
-        in.b[i] = convert(b[i / 2] >> i % 2 * 16);
-    }
-
-    shim_move(in.d, d, sizeof(in.d));
-    shim_collective(ALL, &collective, &in, d, site);
-}
-
-
-static int8_t
-byte_of(uint32_t word, int i)
-{
-    return (int8_t) (word >> 8 * i);
-}
-
-
-static void
-multiply_bytes(shim_slots_t *slots)
-{
-    int32_t a[ROWS][32], b[32][COLUMNS], sum[ROWS][COLUMNS] = {};
-
-    check_full(slots);
-
-    for (int lane = 0; lane < SHIM_LANES; lane++) {
-        const bytes_t *in = (const bytes_t *) slots->in[lane];
-        const int group = lane / 4, at = lane % 4 * 4;
-
-        for (int i = 0; i < 16; i++) {
-            a[group + i / 4 % 2 * 8][at + i % 4 + i / 8 * 16]
-                = byte_of(in->a[i / 4], i % 4);
-        }
-
-        for (int i = 0; i < 8; i++) {
-            b[at + i % 4 + i / 4 * 16][group] = byte_of(in->b[i / 4], i % 4);
-        }
-    }
-
-    for (int row = 0; row < ROWS; row++) {
-        for (int k = 0; k < 32; k++) {
-            for (int column = 0; column < COLUMNS; column++) {
-                sum[row][column] += a[row][k] * b[k][column];
-            }
-        }
-    }
-
-    for (int lane = 0; lane < SHIM_LANES; lane++) {
-        const bytes_t *in = (const bytes_t *) slots->in[lane];
-
-        for (int i = 0; i < 4; i++) {
-            ((shim_word_t *) slots->out[lane])[i]
-                = (uint32_t) in->d[i]
-                  + sum[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
-        }
-    }
+    meet(type == SHIM_F16 ? multiply_f16 : multiply_bf16, d, a, b, site);
 }
 
 
@@ -392,12 +481,5 @@ void
 shim_mma_s8_16832(int32_t d[4], const uint32_t a[4], const uint32_t b[2],
                   shim_site_t site)
 {
-    static const shim_collective_t collective
-        = { sizeof(bytes_t), 4 * sizeof(int32_t), multiply_bytes };
-    bytes_t in;
-
-    shim_move(in.a, a, sizeof(in.a));
-    shim_move(in.b, b, sizeof(in.b));
-    shim_move(in.d, d, sizeof(in.d));
-    shim_collective(ALL, &collective, &in, d, site);
+    meet(multiply_bytes, d, a, b, site);
 }

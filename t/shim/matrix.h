@@ -18,6 +18,9 @@ int shim_warp_sum_int(int value, shim_site_t site);
 float shim_quad_sum(float value, shim_site_t site);
 float shim_quad_max(float value, shim_site_t site);
 
+/* up to 8 values, each over 16 lanes: by 8, 4, 2, 1 */
+void shim_half_sums(float *values, int n, shim_site_t site);
+
 /* For ldmatrix: the rows that this lane has to read, of four matrices whose
  * rows the lanes point to.  Transposed, two of each matrix. */
 void shim_matrix_rows(const void *row, const void *rows[4], shim_site_t site);

@@ -76,6 +76,7 @@ read_all(void)
     options.seed = number("LLM_SHIM_SEED", 0);
     options.workers = number("LLM_SHIM_WORKERS", 1);
     options.protect = number("LLM_SHIM_PROTECT", 0) != 0;
+    options.apart = number("LLM_SHIM_APART", 0) != 0;
     options.memory = number("LLM_SHIM_MEMORY", (uint64_t) 2 << 30);
     options.device = device == NULL || *device == '\0' ? "80" : device;
     options.no_cublas = cublas != NULL && strcmp(cublas, "none") == 0;

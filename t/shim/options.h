@@ -26,6 +26,11 @@ typedef struct {
     /* LLM_SHIM_PROTECT: device memory may not be touched by host code */
     bool protect;
 
+    /* LLM_SHIM_APART, for TSan: every block runs on an OS thread of its own,
+     * and nothing orders blocks, so it sees when two touch the same memory;
+     * slow */
+    bool apart;
+
     /* LLM_SHIM_MEMORY: bytes of the device */
     size_t memory;
 

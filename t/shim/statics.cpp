@@ -4,9 +4,9 @@
  * program's own symbol table tells whose it is.  It is read at the first
  * launch.
  *
- * Without sanitizers such variables are thread-local, and nothing else of that
- * name is: those of functions that are no kernels are filled, too.  With
- * sanitizers, only those of the kernel itself.
+ * Without ASan such variables are thread-local, and nothing else of that name
+ * is: those of functions that are no kernels are filled, too.  With ASan, only
+ * those of the kernel itself.
  */
 
 #include "t/shim/exec.h"
@@ -28,7 +28,7 @@
 
 #define POISON 0xff
 
-#if defined(SHIM_ASAN) || defined(SHIM_TSAN)
+#ifdef SHIM_ASAN
 #define KIND STT_OBJECT
 #else
 #define KIND STT_TLS

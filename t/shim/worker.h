@@ -1,6 +1,6 @@
 /*
  * The inside of a worker, for the files of the emulation that need more than
- * kernels do: exec.cpp, grid.cpp, shared.cpp, collective.cpp.
+ * kernels do: exec.cpp, grid.cpp, apart.cpp, shared.cpp, collective.cpp.
  */
 
 #ifndef T_SHIM_WORKER_H
@@ -35,6 +35,7 @@ typedef struct {
     shim_thread_t face; /* first: what kernels see */
     shim_fiber_t fiber;
     thread_state_t state;
+    bool begun;
     shim_site_t site; /* where it waits */
     int n_pending;
     int n_groups; /* committed */
@@ -80,6 +81,7 @@ typedef struct {
     char begin_token, end_token, barrier_token[2];
     uint64_t n_switches;
 
+    int n_meeting[MAX_WARPS]; /* meetings that some lanes have come to */
     meeting_t meetings[MAX_WARPS][N_MEETINGS];
 } block_t;
 
@@ -87,7 +89,13 @@ block_t *shim_block(void);
 
 uint64_t shim_random(uint64_t *state);
 
+/* Makes a worker ready for a launch. */
+void shim_block_prepare(block_t *block, const shim_grid_t *grid);
+
 void shim_block_run(block_t *block, uint64_t number, uint64_t launch);
+
+/* The blocks of a launch on threads of their own (apart.cpp). */
+void shim_run_apart(const shim_grid_t *grid, uint64_t launch);
 
 /* Shared memory of a launch, of each block, and what is written behind it. */
 void shim_shared_reserve(block_t *block, size_t n_bytes);

@@ -16,6 +16,8 @@
 #include <time.h>
 #include <cmocka.h>
 
+#include "t/ops/lib/hosted.h"
+
 const op_dtype_t dtypes[N_DTYPES] = { OP_F32,  OP_F16,  OP_BF16, OP_Q4_0,
                                       OP_Q4_1, OP_Q5_0, OP_Q5_1, OP_Q8_0,
                                       OP_Q4_K, OP_Q5_K, OP_Q6_K };
@@ -26,6 +28,8 @@ device_t ref;
 uint64_t seed;
 
 static uint64_t state_bits;
+
+enum { CLASSES = 16 };
 
 typedef struct {
     float d;
@@ -165,72 +169,102 @@ expected_act(const float *x, act_block_t *out)
 }
 
 
+/* Adds the classes' sums. */
+static float
+tree(float *sum, int n)
+{
+    for (int half = n / 2; half > 0; half /= 2) {
+        for (int i = 0; i < half; i++) {
+            sum[i] += sum[i + half];
+        }
+    }
+
+    return sum[0];
+}
+
+
+/* One block of 32 inputs onto acc, and its minimum onto low, which may be the
+ * same. */
+static void
+add_block(const op_block_t *b, int at, const float *x, float *acc, float *low)
+{
+    act_block_t a;
+    int sum = 0;
+
+    expected_act(x, &a);
+
+    for (int s = 0; s < 32; s += b->sub) {
+        int dot = 0;
+
+        for (int j = s; j < s + b->sub && j < 32; j++) {
+            dot += b->q[at + j] * a.q[j];
+            sum += a.q[j];
+        }
+
+        *acc = fmaf((float) dot, b->d[(at + s) / b->sub] * a.d, *acc);
+    }
+
+    if (b->has_min) {
+        *low = fmaf(b->m[at / b->sub], a.d * (float) sum, *low);
+    }
+}
+
+
 /* One output of a quantised weight from the file's own blocks. */
 static float
-expected_quantised(const op_tensor_t *t, int o, const float *x)
+expected_quantised(int order, const op_tensor_t *t, int o, const float *x)
 {
     size_t row = op_row_bytes((int) t->dtype, t->n_in);
     const uint8_t *p = (const uint8_t *) t->data + (size_t) o * row;
-    float acc = 0.0f;
+    float acc[CLASSES] = { 0.0f };
     float low = 0.0f;
-    int has_min = 0;
-    op_block_t b;
+    op_block_t b = { .n = 32 };
 
     for (int i = 0; i < t->n_in; i += b.n) {
         op_block_unpack(t->dtype, p, &b);
         p += op_dtype_bytes((int) t->dtype);
-        has_min = b.has_min;
 
         for (int k = 0; k < b.n; k += 32) {
-            act_block_t a;
-            int sum = 0;
+            float *to = &acc[order == IN_ONE ? 0 : (i + k) / 32 % CLASSES];
 
-            expected_act(x + i + k, &a);
-
-            for (int s = 0; s < 32; s += b.sub) {
-                int dot = 0;
-
-                for (int j = s; j < s + b.sub; j++) {
-                    dot += b.q[k + j] * a.q[j];
-                    sum += a.q[j];
-                }
-
-                acc = fmaf((float) dot, b.d[(k + s) / b.sub] * a.d, acc);
-            }
-
-            if (has_min) {
-                low = fmaf(b.m[k / b.sub], a.d * (float) sum, low);
-            }
+            add_block(&b, k, x + i + k, to, order == IN_ONE ? &low : to);
         }
     }
 
-    return has_min ? acc + low : acc;
+    if (order == IN_CLASSES) {
+        return tree(acc, CLASSES);
+    }
+
+    return b.has_min ? acc[0] + low : acc[0];
 }
 
 
 static float
-expected_float(const op_tensor_t *t, int o, const float *x)
+expected_float(int order, const op_tensor_t *t, int o, const float *x)
 {
     static float w[MAX_IN];
     size_t row = op_row_bytes((int) t->dtype, t->n_in);
-    float acc = 0.0f;
+    float acc[CLASSES] = { 0.0f };
 
     op_dequant_row(t->dtype, (const uint8_t *) t->data + (size_t) o * row, w,
                    t->n_in);
 
     for (int i = 0; i < t->n_in; i++) {
-        acc = fmaf(w[i], x[i], acc);
+        float *to = &acc[order == IN_ONE ? 0 : i / 8 % CLASSES];
+
+        *to = fmaf(w[i], x[i], *to);
     }
 
-    return acc;
+    return order == IN_ONE ? acc[0] : tree(acc, CLASSES);
 }
 
 
 float
-expected(const op_tensor_t *t, int o, const float *x)
+expected(int order, const op_tensor_t *t, int o, const float *x)
 {
-    return op_dtype_block((int) t->dtype) > 1 ? expected_quantised(t, o, x)
-                                              : expected_float(t, o, x);
+    return op_dtype_block((int) t->dtype) > 1
+               ? expected_quantised(order, t, o, x)
+               : expected_float(order, t, o, x);
 }
 
 
@@ -289,11 +323,13 @@ open_device(device_t *d, const char *backend, const char *isa, int threads)
     op_open_t params = { .threads = threads, .isa = isa };
     op_err_t err = { "" };
 
-    d->ops = backend_find(backend);
+    d->ops = strcmp(backend, "cuda") == 0 ? &hosted_cuda
+                                          : backend_find(backend);
+    d->order = strcmp(backend, "cuda") == 0 ? IN_CLASSES : IN_ONE;
     d->dev = d->ops->open(&params, &err);
 
     if (d->dev == NULL) {
-        printf("# %s: %s\n", isa, err.text);
+        printf("# %s: %s\n", isa != NULL ? isa : backend, err.text);
         return -1;
     }
 
@@ -320,7 +356,15 @@ open_devices(void)
         }
     }
 
-    return n_devices < 2 || open_device(&ref, "ref", NULL, 1) != 0 ? -1 : 0;
+    if (n_devices < 2
+        || open_device(&devices[n_devices], "cuda", NULL, 0) != 0)
+    {
+        return -1;
+    }
+
+    n_devices++;
+
+    return open_device(&ref, "ref", NULL, 1) != 0 ? -1 : 0;
 }
 
 

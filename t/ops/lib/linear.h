@@ -13,18 +13,23 @@
 #include "kernels/op/op.h"
 #include "kernels/op/quant.h"
 
-enum { MAX_ROWS = 130, MAX_IN = 1536, MAX_DEVS = 6, N_DTYPES = 11 };
+enum { MAX_ROWS = 130, MAX_IN = 1536, MAX_DEVS = 7, N_DTYPES = 11 };
+
+/* Orders of additions: one sum a row of W; or, for the CUDA backend, 16
+ * classes of blocks and a tree (cuda_linear.h). */
+enum { IN_ONE = 0, IN_CLASSES = 1, N_ORDERS };
 
 typedef struct {
     const op_table_t *ops;
     op_dev_t *dev;
+    int order;
 } device_t;
 
 /* Float types first. */
 extern const op_dtype_t dtypes[N_DTYPES];
 
 /* Every instruction set this machine has, best first, with 1 and with 2
- * threads; and the oracle. */
+ * threads; the CUDA backend last; and the oracle. */
 extern device_t devices[MAX_DEVS];
 extern int n_devices;
 extern device_t ref;
@@ -45,8 +50,8 @@ op_tensor_t random_tensor(op_dtype_t dtype, int n_in, int n_out);
 op_weight_t *make_weight(const device_t *d, const op_tensor_t *parts,
                          int n_parts);
 
-/* Output o for one row, by the order that op.h documents. */
-float expected(const op_tensor_t *t, int o, const float *x);
+/* Output o for one row, in the order that is documented. */
+float expected(int order, const op_tensor_t *t, int o, const float *x);
 
 /* linear() into a frame of guard values, which must stay as they were;
  * [rows][n_out], to be freed. */

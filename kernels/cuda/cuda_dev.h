@@ -1,0 +1,87 @@
+/*
+ * The opened CUDA device: its stream, its scratch, the step it is in, and what
+ * went wrong.  One thread uses it.
+ */
+
+#ifndef KERNELS_CUDA_CUDA_DEV_H
+#define KERNELS_CUDA_CUDA_DEV_H
+
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/cuda_linear.h"
+
+extern "C" {
+
+/* Values that the host has for the device: written into pinned memory, copied
+ * when the stream gets there.  `sent` says when the pinned side may be written
+ * again. */
+typedef struct {
+    uint8_t *host;
+    uint8_t *device;
+    size_t bytes;
+    cudaEvent_t sent;
+} cuda_stage_t;
+
+struct op_dev_s {
+    int id;
+    cudaStream_t stream;
+    int max_smem;   /* shared memory that a thread block may ask for */
+    int max_blocks; /* thread blocks worth having: a few a processor */
+    char describe[320];
+    op_limits_t limits; /* all 0 before prepare() */
+
+    /* the first error, and whether there was one: then ops do nothing */
+    char error[200];
+    bool failed;
+
+    /* the step, and where the host has it */
+    cuda_batch_t batch;
+    const int32_t *host_tokens;
+    const int32_t *host_out_rows;
+    cuda_stage_t step_stage;
+    cuda_stage_t index_stage; /* indices that are not the step's */
+
+    cuda_act_t act; /* quantised activations */
+    size_t act_q_bytes;
+    size_t act_ds_bytes;
+    void *attn_scratch;
+    size_t attn_bytes;
+};
+
+
+/* --- cuda.cu --- */
+
+/* Device memory, zeroed; NULL: there is none left. */
+void *cuda_alloc(op_dev_t *dev, size_t bytes);
+void cuda_free(op_dev_t *dev, void *p, size_t bytes);
+void cuda_put(op_dev_t *dev, void *to, const void *from, size_t bytes);
+void cuda_get(op_dev_t *dev, void *to, const void *from, size_t bytes);
+
+/* True if nothing is wrong.  The first error is kept: what was asked for, and
+ * what the runtime says. */
+bool cuda_ok(op_dev_t *dev, cudaError_t error, const char *what);
+
+/* --- cuda_step.cu --- */
+
+/* 0, or -1: no memory. */
+int cuda_stage_create(op_dev_t *dev, cuda_stage_t *stage, size_t bytes);
+void cuda_stage_destroy(op_dev_t *dev, cuda_stage_t *stage);
+
+/* What a step may need at most. */
+size_t cuda_step_bytes(const op_limits_t *limits);
+void cuda_step(op_dev_t *dev, const op_batch_t *batch);
+
+/* n indices of the host on the device, until the next call; the step's own
+ * where they are the step's.  NULL after an error. */
+const int32_t *cuda_indices(op_dev_t *dev, const int32_t *idx, int n);
+
+/* --- cuda_open.cu --- */
+
+op_dev_t *cuda_open(const op_open_t *params, op_err_t *err);
+void cuda_close(op_dev_t *dev);
+
+/* Frees what prepare() reserved. */
+void cuda_unprepare(op_dev_t *dev);
+
+} /* extern "C" */
+
+#endif /* KERNELS_CUDA_CUDA_DEV_H */

@@ -1,0 +1,266 @@
+/*
+ * An engine on the emulated GPU when things go wrong: no GPU that works, one
+ * with too little memory, one that dies at work; and that a tiny model's
+ * answers do not depend on who else asks.
+ */
+
+#include "t/unit/engine_tiny.h"
+
+#include "t/shim/options.h"
+
+enum { N_ASKED = 6, N_WANTED = 24 };
+
+/* of the runtime: errors that stay go with it */
+int cudaDeviceReset(void);
+
+static const char *const texts[N_ASKED] = {
+    "a",  "the cat sat on the mat and then",
+    "b c", "one two three four five six seven eight nine ten eleven",
+    "zz", "the cat sat on the mat and left"
+};
+
+
+static request_t *
+submit(engine_t *engine, int i)
+{
+    ask_t a = ask(LLM_REQ_TEXT, LLM_F_LOGPROBS | LLM_F_STREAM);
+
+    a.params.temperature = i % 2 == 0 ? 0.0f : 1.0f;
+    a.params.seed = 10 + (uint64_t) i;
+    a.params.max_tokens = N_WANTED;
+    a.params.min_tokens = N_WANTED;
+
+    return ask_text(engine, &a, texts[i]);
+}
+
+
+static void
+test_fallback(void **unused)
+{
+    static const char *const words[] = { "device=auto", "kv_cache_memory=1m",
+                                         NULL };
+    engine_t *engine = tiny_engine(words);
+
+    (void) unused;
+    assert_string_equal(engine->ops->name, "cuda");
+    engine_close(engine);
+
+    shim_options()->device = "none";
+    engine = tiny_engine(words);
+    shim_options()->device = "80";
+    assert_string_equal(engine->ops->name, "cpu");
+    engine_close(engine);
+}
+
+
+static void
+refuse(const char *device, const char *memory, const char *says)
+{
+    char path[64];
+    engine_conf_t conf;
+    engine_t *engine = NULL;
+    llm_err_t err;
+
+    tiny_file(path);
+    engine_conf_init(&conf);
+    conf.model = path;
+    conf.device = device;
+    conf.max_model_len = TINY_CTX;
+
+    if (memory != NULL) {
+        assert_int_equal(engine_conf_set(&conf, memory, &err), LLM_OK);
+    }
+
+    assert_int_not_equal(engine_open(&conf, &engine, &err), LLM_OK);
+    assert_null(engine);
+    unlink(path);
+
+    if (strstr(err.text, says) == NULL) {
+        fail_msg("\"%s\" does not say \"%s\"", err.text, says);
+    }
+}
+
+
+static void
+test_refusals(void **unused)
+{
+    const size_t memory = shim_options()->memory;
+
+    (void) unused;
+    refuse("cuda:9", NULL, "no GPU 9");
+    refuse("cuda:", NULL, "is no number of a GPU");
+    refuse("tpu", NULL, "is not known");
+    refuse("cuda", "kv_cache_memory=60g", "memory");
+
+    shim_options()->device = "old";
+    refuse("cuda", NULL, "update the driver");
+    shim_options()->device = "80";
+
+    shim_options()->memory = 1 << 20;
+    refuse("cuda", NULL, "memory");
+    shim_options()->memory = memory;
+}
+
+
+/* Nobody gets what a broken device computed, and the engine says so. */
+static void
+test_failure(void **unused)
+{
+    static const char *const words[] = { "device=cuda", "kv_cache_memory=1m",
+                                         NULL };
+
+    (void) unused;
+
+    for (uint64_t at = 1; at <= 200; at += 33) {
+        engine_t *engine = tiny_engine(words);
+        request_t *req = submit(engine, 1);
+        int steps = 0;
+
+        shim_fail_at(SHIM_FAIL_ASYNC, at);
+
+        while (engine_step(engine)) {
+            assert_true(++steps < 100);
+        }
+
+        shim_fail_at(SHIM_FAIL_ASYNC, 0);
+        assert_true(engine->failed);
+        assert_false(req->finished);
+        assert_true(req->seq.n_tokens
+                    <= req->seq.n_prompt + steps); /* not of the last step */
+        engine_close(engine);
+        cudaDeviceReset();
+    }
+}
+
+
+/* Tokens and log-probabilities, one after the other. */
+static void
+answer_of(const request_t *req, buf_t *out)
+{
+    for (size_t pos = 0; pos < req->out.len;) {
+        llm_record_t record;
+        llm_logprob_t entry;
+        uint32_t len, at = 0;
+
+        memcpy(&len, req->out.data + pos, sizeof(len));
+        pos += sizeof(len);
+        assert_int_equal(llm_record_decode((uint8_t *) req->out.data + pos, len,
+                                           &record),
+                         0);
+        pos += len;
+
+        while (record.type == LLM_REC_DELTA
+               && llm_logprob_next(&record.u.delta, &at, &entry))
+        {
+            buf_add(out, &entry.chosen.token, sizeof(entry.chosen.token));
+            buf_add(out, &entry.chosen.logprob, sizeof(entry.chosen.logprob));
+        }
+    }
+
+    assert_int_equal(out->len, N_WANTED * 8);
+}
+
+
+static void
+run_alone(int i, int budget, buf_t *out)
+{
+    char word[40];
+    const char *const words[] = { "device=cuda", "kv_cache_memory=1m", word,
+                                  NULL };
+
+    snprintf(word, sizeof(word), "max_num_batched_tokens=%d", budget);
+
+    engine_t *engine = tiny_engine(words);
+    request_t *req = submit(engine, i);
+
+    run_all(engine);
+    assert_true(req->finished);
+    answer_of(req, out);
+    request_destroy(req);
+    engine_close(engine);
+}
+
+
+static void
+test_exact(void **unused)
+{
+    static const char *const words[] = { "device=cuda", "kv_cache_memory=1m",
+                                         "max_num_batched_tokens=24", NULL };
+    engine_t *engine = tiny_engine(words);
+    request_t *reqs[N_ASKED];
+
+    (void) unused;
+
+    for (int i = 0; i < N_ASKED; i++) {
+        reqs[i] = submit(engine, i);
+        engine_step(engine);
+    }
+
+    run_all(engine);
+
+    for (int i = 0; i < N_ASKED; i++) {
+        buf_t got = { 0 };
+
+        assert_true(reqs[i]->finished);
+        answer_of(reqs[i], &got);
+
+        for (int budget = 16; budget <= 64; budget += 48) {
+            buf_t want = { 0 };
+
+            run_alone(i, budget, &want);
+            assert_memory_equal(got.data, want.data, N_WANTED * 8);
+            buf_fini(&want);
+        }
+
+        buf_fini(&got);
+        request_destroy(reqs[i]);
+    }
+
+    engine_close(engine);
+}
+
+
+/* Launches of a step of one row: embedding; for each layer products with what
+ * they read (4), RoPE with the KV write, attention; picking rows (2), the last
+ * norm, the logits. */
+static void
+test_launches(void **unused)
+{
+    static const char *const words[] = { "device=cuda", "kv_cache_memory=1m",
+                                         NULL };
+    engine_t *engine = tiny_engine(words);
+    request_t *req = submit(engine, 0);
+
+    (void) unused;
+    engine_step(engine);
+    engine_step(engine);
+
+    const uint64_t before = shim_stats.launches;
+    const int n_layers = model_config(engine->model)->n_layers;
+
+    engine_step(engine);
+    print_message("# %d launches in a step of %d layers\n",
+                  (int) (shim_stats.launches - before), n_layers);
+    assert_true(shim_stats.launches - before
+                <= 5 + 6 * (uint64_t) n_layers);
+    run_all(engine);
+    request_destroy(req);
+    engine_close(engine);
+}
+
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_fallback),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_exact),
+        cmocka_unit_test(test_launches),
+        cmocka_unit_test(test_failure),
+    };
+
+    cmocka_set_message_output(CM_OUTPUT_TAP);
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
