@@ -87,7 +87,8 @@ LINK_model   := engine/model engine/base kernels kernels/op kernels/ref \
 LINK_kv      := engine/kv engine/base kernels/op
 LINK_sched   := engine/sched engine/kv engine/base kernels/op
 LINK_sample  := engine/sample engine/base
-LINK_engine  := engine/base engine/ipc engine/text engine/chat engine/model \
+LINK_spec    := engine/spec engine/sched engine/kv engine/base kernels/op
+LINK_engine  := engine/base engine/ipc engine/text engine/chat engine/model engine/spec \
                 engine/kv engine/sched engine/sample kernels kernels/op \
                 kernels/ref kernels/cpu
 ROOT_engine  := $(call objs,$(filter-out engine/main.c,$(wildcard engine/*.c)))

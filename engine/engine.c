@@ -20,6 +20,7 @@
 #include "engine/load.h"
 #include "engine/model/repack_cache.h"
 #include "engine/runner.h"
+#include "engine/speculate.h"
 #include "engine/tally.h"
 #include "kernels/backend.h"
 
@@ -181,6 +182,10 @@ open_pages(engine_t *engine, llm_err_t *err)
 
     rc = open_sched(engine, err);
 
+    if (rc == LLM_OK) {
+        rc = speculate_open(engine, err);
+    }
+
     if (rc != LLM_OK) {
         return rc;
     }
@@ -273,6 +278,7 @@ engine_close(engine_t *engine)
     }
 
     intake_thread_stop(engine);
+    speculate_close(engine);
     batch_fini(&engine->batch);
     samp_destroy(engine->samp);
     free(engine->results);
@@ -307,6 +313,9 @@ engine_step(engine_t *engine)
     const uint64_t start = clock_now_ns();
     const int fresh = engine->n_fresh;
     uint64_t since = start;
+
+    speculate_propose(engine);
+
     const plan_t *plan = sched_step(engine->sched);
 
     tally_phase(engine, LLM_PHASE_SCHEDULE, &since);
@@ -317,6 +326,7 @@ engine_step(engine_t *engine)
         runner_step(engine, plan);
         since = clock_now_ns();
         cost_observe(&engine->cost, plan_cost(plan), since - run);
+        speculate_learn(engine, plan);
     }
 
     rate_step(&engine->rate, start, fresh - engine->n_fresh, engine->n_fresh);

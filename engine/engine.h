@@ -26,6 +26,7 @@
 #include "engine/text/tokenizer.h"
 
 typedef struct engine_s engine_t;
+typedef struct speculate_s speculate_t;
 
 /* Scratch of whoever prepares a request: one at a time does. */
 typedef struct {
@@ -53,6 +54,7 @@ struct engine_s {
     kv_prefix_t *prefix; /* NULL: prefix_caching off, or reservation */
     sched_t *sched;
     cost_t cost; /* of a step, learned */
+    speculate_t *spec; /* NULL: off */
     batch_t batch;
     samp_t *samp;
     samp_result_t *results; /* [max_out] */

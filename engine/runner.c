@@ -6,7 +6,10 @@
  * All rows of a block of logits are drawn before the first of them is emitted,
  * so that a few looks at the clock tell the two apart.  No row depends on what
  * another one of its block emits: a sequence has one row that samples, and
- * scores depend on the prompt alone.
+ * scores depend on the prompt alone.  Only drafts are different.  Their rows
+ * are drawn and emitted in turn: the token that is drawn at a position is what
+ * the answer has there, with or without drafts, and the next row counts only
+ * if the draft was that token.
  */
 
 #include "engine/runner.h"
@@ -54,6 +57,32 @@ emit_row(engine_t *engine, const batch_out_t *out, const samp_result_t *result)
 }
 
 
+/* A row of a sequence with drafts: the i-th counts if i of them were right. */
+static void
+verify_row(engine_t *engine, const batch_out_t *out, float *logits)
+{
+    request_t *req = out->seq->owner;
+    seq_t *seq = out->seq;
+    const int i = out->position - seq->executed;
+    samp_result_t result;
+
+    if (req->finished || req->n_right < i) {
+        return;
+    }
+
+    draw_row(engine, out, logits, &result);
+
+    /* a draft that is right has its K and V in the pages; counted before the
+     * token, which may be the last, ends the sequence */
+    if (i < seq->n_draft && result.token == seq->draft[i]) {
+        seq->computed++;
+        req->n_right++;
+    }
+
+    emit_row(engine, out, &result);
+}
+
+
 /* Rows first … first + n − 1 of those that are looked at. */
 static void
 run_block(engine_t *engine, int first, int n, uint64_t *since)
@@ -65,14 +94,20 @@ run_block(engine_t *engine, int first, int n, uint64_t *since)
     tally_phase(engine, LLM_PHASE_FORWARD, since);
 
     for (int i = 0; i < n; i++) {
-        draw_row(engine, &outs[i], logits + (size_t) i * n_vocab,
-                 &engine->results[i]);
+        if (outs[i].verify) {
+            verify_row(engine, &outs[i], logits + (size_t) i * n_vocab);
+        } else {
+            draw_row(engine, &outs[i], logits + (size_t) i * n_vocab,
+                     &engine->results[i]);
+        }
     }
 
     tally_phase(engine, LLM_PHASE_SAMPLE, since);
 
     for (int i = 0; i < n; i++) {
-        emit_row(engine, &outs[i], &engine->results[i]);
+        if (!outs[i].verify) {
+            emit_row(engine, &outs[i], &engine->results[i]);
+        }
     }
 
     tally_phase(engine, LLM_PHASE_EMIT, since);

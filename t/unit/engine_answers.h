@@ -42,6 +42,11 @@ typedef struct {
     int max_len;
     int pages; /* of the KV cache; 0: ample */
     op_dtype_t dtype;
+
+    /* speculative decoding */
+    const char *speculative; /* NULL: off */
+    const char *k;           /* num_speculative_tokens; NULL: auto */
+    int (*drafter)(const int32_t *tokens, int n_tokens, int n, int32_t *draft);
 } setup_t;
 
 
@@ -74,6 +79,16 @@ open_engine(const setup_t *setup)
 
     set_word(&conf, word, "prefix_caching", setup->caching ? "on" : "off");
     set_word(&conf, word, "chunked_prefill", setup->chunked ? "on" : "off");
+
+    if (setup->speculative != NULL) {
+        set_word(&conf, word, "speculative", setup->speculative);
+    }
+
+    if (setup->k != NULL) {
+        set_word(&conf, word, "num_speculative_tokens", setup->k);
+    }
+
+    conf.test_drafter = setup->drafter;
 
     if (setup->pages > 0) {
         /* SmolLM2-135M: 30 layers of 3 KV heads of 64, K and V; a block of 32
