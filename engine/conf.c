@@ -63,6 +63,7 @@ static const conf_row_t conf_rows[] = {
     { "kv_cache_memory", CONF_SIZE, AT(kv_cache_memory), 1, 0, false },
     { "kv_cache_dtype", CONF_DTYPE, AT(kv_cache_dtype), 0, 0, false },
     { "speculative", CONF_SPEC, AT(drafters), 1, 64, false },
+    { "speculative_model", CONF_STR, AT(speculative_model), 0, 0, false },
     { "num_speculative_tokens", CONF_INT, AT(num_speculative_tokens), 1,
       SPEC_MAX, true },
     { "threads", CONF_INT, AT(threads), 1, 256, true },
@@ -236,7 +237,7 @@ conf_set_spec(engine_conf_t *conf, const conf_row_t *row, const char *value,
     for (const char *word = value;; word++) {
         const size_t len = strcspn(word, ",");
 
-        if (conf->n_drafters == SPEC_DRAFTERS
+        if (conf->n_drafters == SPEC_DRAFTERS - 1
             || !parse_drafter(row, word, len,
                               &conf->drafters[conf->n_drafters]))
         {

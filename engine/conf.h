@@ -49,9 +49,10 @@ typedef struct {
     int kv_cache_dtype;            /* an op_dtype_t: OP_F16 or OP_Q8_0 */
     conf_drafter_t drafters[SPEC_DRAFTERS]; /* in the order they are tried */
     int n_drafters;
-    int num_speculative_tokens; /* 0: auto */
-    int threads;                /* 0: auto */
-    int workers;                /* worker indexes of the segment */
+    const char *speculative_model; /* path of a GGUF file, or NULL */
+    int num_speculative_tokens;    /* 0: auto */
+    int threads;                   /* 0: auto */
+    int workers;                   /* worker indexes of the segment */
 
     /* for tests, no settings: sched_conf_t's; a drafter tried before others,
      * returns how many tokens it wrote */

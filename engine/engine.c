@@ -183,7 +183,7 @@ open_pages(engine_t *engine, llm_err_t *err)
     rc = open_sched(engine, err);
 
     if (rc == LLM_OK) {
-        rc = speculate_open(engine, err);
+        rc = speculate_reserve(engine, err);
     }
 
     if (rc != LLM_OK) {
@@ -235,6 +235,10 @@ engine_open(const engine_conf_t *conf, engine_t **out, llm_err_t *err)
 
     if (rc == LLM_OK) {
         rc = open_model(engine, gguf, err);
+    }
+
+    if (rc == LLM_OK) {
+        rc = speculate_open(engine, gguf, err);
     }
 
     gguf_close(gguf);
@@ -319,6 +323,8 @@ engine_step(engine_t *engine)
     const plan_t *plan = sched_step(engine->sched);
 
     tally_phase(engine, LLM_PHASE_SCHEDULE, &since);
+    speculate_draft(engine, plan);
+    tally_phase(engine, LLM_PHASE_FORWARD, &since);
 
     if (plan->n_rows > 0) {
         const uint64_t run = since;

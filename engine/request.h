@@ -17,6 +17,7 @@
 #include "engine/sample/sampler.h"
 #include "engine/sched/seq.h"
 #include "engine/spec/choose.h"
+#include "engine/spec/draft.h"
 #include "engine/text/detok.h"
 
 typedef struct {
@@ -77,8 +78,11 @@ struct request_s {
     /* speculative decoding (speculate.c) */
     spec_track_t track[SPEC_DRAFTERS];
     int drafter; /* that made these drafts */
+    draft_track_t drafted;
     int32_t draft[SPEC_MAX];
-    int n_right; /* of the drafts of this step, so far */
+    int n_right;         /* of the drafts of this step, so far */
+    uint32_t n_drafted;  /* verified, */
+    uint32_t n_accepted; /* and right, in all */
 
     uint64_t scheduled_ns; /* 0: not yet */
     uint64_t first_ns;

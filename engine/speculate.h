@@ -13,12 +13,22 @@
 #include "engine/engine.h"
 
 
-/* engine->spec as the settings say; NULL when they say off. */
-int speculate_open(engine_t *engine, llm_err_t *err);
+/* engine->spec as the settings say; NULL when they say off.  gguf: of the
+ * model, which is loaded. */
+int speculate_open(engine_t *engine, const gguf_t *gguf, llm_err_t *err);
+
+/* The draft model's part of a page, and of the weights and activations; its K
+ * and V, when the pages are counted. */
+size_t speculate_page_bytes(const engine_t *engine);
+size_t speculate_model_bytes(const engine_t *engine);
+int speculate_reserve(engine_t *engine, llm_err_t *err);
 void speculate_close(engine_t *engine);
 
-/* Before a step is planned: drafts for those who may have some. */
+/* Before a step is planned: who may have how many drafts. */
 void speculate_propose(engine_t *engine);
+
+/* When it is planned: the draft model makes those that are its own. */
+void speculate_draft(engine_t *engine, const plan_t *plan);
 
 /* After it has run: what became of them. */
 void speculate_learn(engine_t *engine, const plan_t *plan);

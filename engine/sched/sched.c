@@ -428,7 +428,8 @@ add_drafts(sched_t *sched)
         const int end = seq->computed + seq->count;
         int n = seq->n_draft < sched->budget ? seq->n_draft : sched->budget;
 
-        if (seq->count != 1 || end != seq->n_tokens) {
+        /* not for one that lost its pages in this step and is back */
+        if (seq->count != 1 || end != seq->n_tokens || seq->executed < 0) {
             n = 0;
         }
 

@@ -93,11 +93,12 @@ likeliest(spec_bid_t *bids, int n_bids, double *value)
 
 /* The best number of drafts in all, up to room. */
 static int
-best_total(const cost_t *cost, cost_step_t step, double draft_ns, int room,
-           spec_bid_t *bids, int n_bids)
+best_total(const cost_t *cost, cost_step_t step, int room, spec_bid_t *bids,
+           int n_bids)
 {
     const double context = step.attended / step.rows;
     double tokens = step.rows;
+    double drafting = 0;
     double yield = tokens / cost_least_ns(cost, step);
     int best = 0;
 
@@ -112,8 +113,9 @@ best_total(const cost_t *cost, cost_step_t step, double draft_ns, int room,
 
         bid->n++;
         tokens += value;
+        drafting += bid->ns;
 
-        const double ns = cost_least_ns(cost, with) + n * draft_ns;
+        const double ns = cost_least_ns(cost, with) + drafting;
 
         if (tokens / ns > yield) {
             yield = tokens / ns;
@@ -126,8 +128,8 @@ best_total(const cost_t *cost, cost_step_t step, double draft_ns, int room,
 
 
 void
-spec_choose(const cost_t *cost, cost_step_t step, double draft_ns, int room,
-            spec_bid_t *bids, int n_bids)
+spec_choose(const cost_t *cost, cost_step_t step, int room, spec_bid_t *bids,
+            int n_bids)
 {
     int total = room;
     double value;
@@ -138,7 +140,7 @@ spec_choose(const cost_t *cost, cost_step_t step, double draft_ns, int room,
 
     /* nothing is known before the first step */
     if (cost_least_ns(cost, step) > 0) {
-        total = best_total(cost, step, draft_ns, room, bids, n_bids);
+        total = best_total(cost, step, room, bids, n_bids);
     }
 
     for (int i = 0; i < n_bids; i++) {

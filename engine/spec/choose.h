@@ -35,8 +35,9 @@ typedef struct {
 /* One sequence of a step. */
 typedef struct {
     double right;
-    int most; /* drafts that it can have */
-    int n;    /* out: that it is to have */
+    double ns; /* to make one draft */
+    int most;  /* drafts that it can have */
+    int n;     /* out: that it is to have */
 } spec_bid_t;
 
 
@@ -52,9 +53,9 @@ void spec_learn(spec_prior_t *prior, spec_track_t *track, int n_draft,
 /* A step without drafts for this sequence. */
 void spec_pass(spec_track_t *track);
 
-/* Sets n of each bid.  step: what runs anyway; draft_ns: of one more draft,
- * beside its row; room: rows that are left.  cost may know nothing yet. */
-void spec_choose(const cost_t *cost, cost_step_t step, double draft_ns,
-                 int room, spec_bid_t *bids, int n_bids);
+/* Sets n of each bid.  step: what runs anyway; room: rows that are left.  cost
+ * may know nothing yet. */
+void spec_choose(const cost_t *cost, cost_step_t step, int room,
+                 spec_bid_t *bids, int n_bids);
 
 #endif /* ENGINE_SPEC_CHOOSE_H */

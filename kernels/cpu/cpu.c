@@ -122,7 +122,10 @@ cpu_close(op_dev_t *dev)
         return;
     }
 
-    cpu_pool_destroy(dev->pool);
+    if (!dev->borrows_pool) {
+        cpu_pool_destroy(dev->pool);
+    }
+
     cpu_linear_fini(dev);
     cpu_attn_fini(dev);
     free(dev);
@@ -153,7 +156,15 @@ cpu_open(const op_open_t *params, op_err_t *err)
     }
 
     dev->isa = isa;
-    dev->pool = cpu_pool_create(params->threads);
+
+    if (params->beside != NULL) {
+        dev->isa = params->beside->isa;
+        dev->pool = params->beside->pool;
+        dev->borrows_pool = 1;
+    } else {
+        dev->pool = cpu_pool_create(params->threads);
+    }
+
     if (dev->pool == NULL) {
         snprintf(err->text, sizeof(err->text), "cannot start %d threads",
                  params->threads);
@@ -162,7 +173,7 @@ cpu_open(const op_open_t *params, op_err_t *err)
     }
 
     snprintf(dev->describe, sizeof(dev->describe), "%s, %d thread%s",
-             isa_long_names[isa], cpu_pool_threads(dev->pool),
+             isa_long_names[dev->isa], cpu_pool_threads(dev->pool),
              cpu_pool_threads(dev->pool) == 1 ? "" : "s");
     return dev;
 }

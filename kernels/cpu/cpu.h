@@ -29,6 +29,7 @@ enum { CPU_MAX_HEAD_DIM = 512 };
 
 struct op_dev_s {
     cpu_pool_t *pool;
+    int borrows_pool; /* op_open_t's beside */
     int isa;
     op_limits_t limits;
     char describe[64];

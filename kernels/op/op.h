@@ -42,6 +42,11 @@ typedef struct {
 typedef struct {
     int threads;     /* 0: as many as the process may use */
     const char *isa; /* NULL: the best; else "baseline", "avx2", "avx512" */
+
+    /* NULL, or an open device of the same backend whose processor (threads)
+     * this one uses, too: they never run at once, and this one is closed
+     * first.  threads and isa are then those of it. */
+    op_dev_t *beside;
 } op_open_t;
 
 /* Upper bounds of all later calls; fixes the scratch. */

@@ -45,6 +45,7 @@ typedef struct {
 
     /* speculative decoding */
     const char *speculative; /* NULL: off */
+    const char *draft_model; /* NULL: none */
     const char *k;           /* num_speculative_tokens; NULL: auto */
     int (*drafter)(const int32_t *tokens, int n_tokens, int n, int32_t *draft);
 } setup_t;
@@ -88,6 +89,7 @@ open_engine(const setup_t *setup)
         set_word(&conf, word, "num_speculative_tokens", setup->k);
     }
 
+    conf.speculative_model = setup->draft_model;
     conf.test_drafter = setup->drafter;
 
     if (setup->pages > 0) {
@@ -95,7 +97,10 @@ open_engine(const setup_t *setup)
          * takes 64 bytes or 34 */
         const int block = setup->dtype == OP_F16 ? 64 : 34;
 
-        sprintf(value, "%d", setup->pages * 30 * 3 * 2 * 16 * 2 * block);
+        /* the draft model is the model itself */
+        const int n = setup->pages * (setup->draft_model != NULL ? 2 : 1);
+
+        sprintf(value, "%d", n * 30 * 3 * 2 * 16 * 2 * block);
         set_word(&conf, word, "kv_cache_memory", value);
     }
 
