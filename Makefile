@@ -29,7 +29,7 @@ objs = $(patsubst %.c,$(BUILD)/%.o,$(1))
 folder = $(call objs,$(foreach d,$(1),$(wildcard $(d)/*.c)))
 
 .PHONY: all module engine run test check lint bench bench-article bench-peer \
-        install clean units ops tools fuzz
+        bench-roofline install clean units ops tools fuzz
 .SECONDARY:
 
 all: engine module
@@ -42,7 +42,7 @@ module:
 run:
 	bash conf/run.sh
 
-test check lint bench bench-article bench-peer:
+test check lint bench bench-article bench-peer bench-roofline:
 	bash t/run.sh $@
 
 install: all
@@ -93,9 +93,9 @@ LINK_engine  := engine/base engine/ipc engine/text engine/chat engine/model \
                 engine/kv engine/sched engine/sample engine/spec kernels \
                 kernels/op kernels/ref kernels/cpu
 ROOT_engine  := $(call objs,$(filter-out engine/main.c,$(wildcard engine/*.c)))
-# its allocations fail one by one
-$(BUILD)/t/unit/engine_oom_test: LDFLAGS += -Wl,--wrap=malloc \
-    -Wl,--wrap=calloc -Wl,--wrap=realloc
+# their allocations fail one by one
+$(BUILD)/t/unit/engine_oom_test $(BUILD)/t/unit/engine_convert_oom_test: \
+    LDFLAGS += -Wl,--wrap=malloc -Wl,--wrap=calloc -Wl,--wrap=realloc
 # a gate before it
 $(BUILD)/t/unit/engine_thread_test $(BUILD)/t/unit/engine_thread_leave_test: \
     LDFLAGS += -Wl,--wrap=prepare_request
@@ -124,6 +124,9 @@ $(BUILD)/t/unit/%_test: $(BUILD)/t/unit/%_test.o \
 $(filter %_test,$(OPS)): $(BUILD)/t/ops/%_test: $(BUILD)/t/ops/%_test.o \
         $$(call folder,$(LINK_op)) $$(call folder,t/ops/lib)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS) -lcmocka
+
+# it reads the shapes of a model's file
+$(BUILD)/t/ops/roofline: $(call folder,t/ops/roof engine/model engine/base)
 
 $(BUILD)/t/ops/%: $(BUILD)/t/ops/%.o $$(call folder,$(LINK_op))
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)

@@ -49,7 +49,8 @@ size_t
 budget_step_bytes(const sizing_step_t *step, int max_seqs, int n_vocab)
 {
     return batch_bytes(step->max_rows, max_seqs)
-           + (size_t) max_seqs * sizeof(plan_row_t) + samp_bytes(n_vocab)
+           + (size_t) max_seqs * sizeof(plan_row_t)
+           + (size_t) step->samplers * samp_bytes(n_vocab)
            + (size_t) step->max_out * sizeof(samp_result_t);
 }
 
@@ -109,6 +110,7 @@ take_stock(const engine_t *engine, kv_ask_t *ask)
     const sizing_step_t step = {
         .max_rows = engine->conf.max_num_batched_tokens,
         .max_out = engine->max_out,
+        .samplers = engine->n_samplers,
     };
     const size_t account = model_weight_bytes(engine->model)
                            + model_activation_bytes(engine->model)

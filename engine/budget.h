@@ -21,7 +21,7 @@ int budget_check(engine_t *engine, const gguf_t *gguf,
 int budget_pages(engine_t *engine, llm_err_t *err);
 
 /* Bytes that the engine keeps about each KV page, and for a step: batch,
- * plan, sampler, results. */
+ * plan, samplers, results. */
 size_t budget_record_bytes(bool prefix_caching);
 size_t budget_step_bytes(const sizing_step_t *step, int max_seqs, int n_vocab);
 

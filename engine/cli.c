@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include <cjson/cJSON.h>
 
@@ -367,6 +368,24 @@ cli_complain(const char *name, const char *value, const char *use)
     fprintf(stderr, "llm-engine: --%s %s: use %s\n", name, value, use);
 
     return LLM_BADREQ;
+}
+
+
+int
+cli_dtype(const char *name, const char *value, op_dtype_t *out)
+{
+    static const op_dtype_t types[] = { OP_F32,  OP_F16,  OP_BF16, OP_Q8_0,
+                                        OP_Q5_1, OP_Q5_0, OP_Q4_1, OP_Q4_0 };
+
+    for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
+        if (strcasecmp(op_dtype_name((int) types[i]), value) == 0) {
+            *out = types[i];
+            return LLM_OK;
+        }
+    }
+
+    return cli_complain(name, value,
+                        "f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0");
 }
 
 

@@ -360,6 +360,7 @@ print_plan(const plan_args_t *args, const plan_model_t *model)
         .max_rows = args->rows,
         .max_out = args->seqs < LOGIT_ROWS ? args->seqs : LOGIT_ROWS,
         .max_len = context,
+        .samplers = 1, /* one for each thread of a machine that is not here */
     };
     const size_t activations = sizing_activation_bytes(shape, &step);
     const kv_ask_t ask = {

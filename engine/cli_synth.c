@@ -16,7 +16,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #include "engine/cli_tool.h"
 #include "engine/model/gguf_write.h"
@@ -162,24 +161,6 @@ choose_shape(synth_args_t *args)
 
 
 static int
-choose_type(synth_args_t *args)
-{
-    static const op_dtype_t types[] = { OP_F32,  OP_F16,  OP_BF16, OP_Q8_0,
-                                        OP_Q5_1, OP_Q5_0, OP_Q4_1, OP_Q4_0 };
-
-    for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
-        if (strcasecmp(op_dtype_name((int) types[i]), args->type) == 0) {
-            args->dtype = types[i];
-            return LLM_OK;
-        }
-    }
-
-    return cli_complain("type", args->type,
-                        "f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0");
-}
-
-
-static int
 parse_args(synth_args_t *args, int argc, char **argv)
 {
     for (int i = 1; i < argc; i += 2) {
@@ -203,7 +184,7 @@ parse_args(synth_args_t *args, int argc, char **argv)
 
     const int rc = choose_shape(args);
 
-    return rc == LLM_OK ? choose_type(args) : rc;
+    return rc == LLM_OK ? cli_dtype("type", args->type, &args->dtype) : rc;
 }
 
 

@@ -1,6 +1,6 @@
 /*
  * What the commands share: their options, and requests to an engine in this
- * process.  Private to cli.c and cli_speed.c.
+ * process.  Private to cli*.c.
  */
 
 #ifndef ENGINE_CLI_TOOL_H
@@ -43,6 +43,9 @@ int cli_encode(cli_t *cli, int flags, tok_ids_t *ids);
 
 /* Says that an option's value is wrong and what to use; LLM_BADREQ. */
 int cli_complain(const char *name, const char *value, const char *use);
+
+/* An option's value as a type of weights that can be written. */
+int cli_dtype(const char *name, const char *value, op_dtype_t *out);
 
 /* The commands; they return the exit status. */
 int cli_perplexity(cli_t *cli);

@@ -67,6 +67,8 @@ static const conf_row_t conf_rows[] = {
     { "num_speculative_tokens", CONF_INT, AT(num_speculative_tokens), 1,
       SPEC_MAX, true },
     { "threads", CONF_INT, AT(threads), 1, 256, true },
+    { "reserved_cpus", CONF_INT, AT(reserved_cpus), 0, 255, false },
+    { "cpu_affinity", CONF_FLAG, AT(cpu_affinity), 0, 0, false },
     { "workers", CONF_INT, AT(workers), 1, 256, false },
 };
 

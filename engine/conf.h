@@ -52,7 +52,9 @@ typedef struct {
     const char *speculative_model; /* path of a GGUF file, or NULL */
     int num_speculative_tokens;    /* 0: auto */
     int threads;                   /* 0: auto */
-    int workers;                   /* worker indexes of the segment */
+    int reserved_cpus;             /* not counted by threads auto */
+    bool cpu_affinity;
+    int workers; /* worker indexes of the segment */
 
     /* for tests, no settings: sched_conf_t's; a drafter tried before others,
      * returns how many tokens it wrote */

@@ -32,7 +32,9 @@ open_device(engine_t *engine, llm_err_t *err)
 {
     op_err_t op_err = { .text = "" };
     const op_open_t how = { .threads = engine->conf.threads,
-                            .isa = engine->conf.isa };
+                            .isa = engine->conf.isa,
+                            .reserved = engine->conf.reserved_cpus,
+                            .pinned = engine->conf.cpu_affinity };
 
     engine->ops = backend_find(engine->conf.device);
 
@@ -47,6 +49,13 @@ open_device(engine_t *engine, llm_err_t *err)
     if (engine->dev == NULL) {
         return llm_err_set(err, LLM_ERROR, NULL, "device %s: %s",
                            engine->conf.device, op_err.text);
+    }
+
+    engine->n_samplers =
+        engine->ops->parallel != NULL ? engine->ops->threads(engine->dev) : 1;
+
+    if (engine->n_samplers > ENGINE_SAMPLERS_MAX) {
+        engine->n_samplers = ENGINE_SAMPLERS_MAX;
     }
 
     return LLM_OK;
@@ -190,10 +199,16 @@ open_pages(engine_t *engine, llm_err_t *err)
         return rc;
     }
 
-    engine->samp = samp_create(model_config(engine->model)->n_vocab);
+    bool samplers = true;
+
+    for (int i = 0; i < engine->n_samplers && samplers; i++) {
+        engine->samplers[i] = samp_create(model_config(engine->model)->n_vocab);
+        samplers = engine->samplers[i] != NULL;
+    }
+
     engine->results = calloc((size_t) engine->max_out, sizeof(samp_result_t));
 
-    if (engine->samp == NULL || engine->results == NULL
+    if (!samplers || engine->results == NULL
         || batch_init(&engine->batch, conf->max_num_batched_tokens,
                       conf->max_num_seqs)
                != LLM_OK)
@@ -284,7 +299,11 @@ engine_close(engine_t *engine)
     intake_thread_stop(engine);
     speculate_close(engine);
     batch_fini(&engine->batch);
-    samp_destroy(engine->samp);
+
+    for (int i = 0; i < engine->n_samplers; i++) {
+        samp_destroy(engine->samplers[i]);
+    }
+
     free(engine->results);
     sched_destroy(engine->sched);
     kv_prefix_destroy(engine->prefix);

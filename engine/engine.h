@@ -25,6 +25,8 @@
 #include "engine/sched/sched.h"
 #include "engine/text/tokenizer.h"
 
+enum { ENGINE_SAMPLERS_MAX = 8 };
+
 typedef struct engine_s engine_t;
 typedef struct speculate_s speculate_t;
 
@@ -56,7 +58,8 @@ struct engine_s {
     cost_t cost; /* of a step, learned */
     speculate_t *spec; /* NULL: off */
     batch_t batch;
-    samp_t *samp;
+    int n_samplers; /* threads that draw at once: ≤ the backend's */
+    samp_t *samplers[ENGINE_SAMPLERS_MAX];
     samp_result_t *results; /* [max_out] */
 
     list_t requests;

@@ -9,9 +9,12 @@
 
 #include "engine/base/log.h"
 #include "engine/cli.h"
+#include "engine/cli_convert.h"
 #include "engine/cli_plan.h"
 #include "engine/cli_synth.h"
 #include "engine/loop.h"
+
+typedef int (*command_t)(int argc, char **argv);
 
 static const char usage[] =
     "usage: llm-engine COMMAND --model FILE [options]\n"
@@ -22,9 +25,12 @@ static const char usage[] =
     "  perplexity  --file FILE                   of a text\n"
     "  plan        --model FILE | --like NAME    what fits, and how fast\n"
     "  synth       --like NAME --out FILE        a model file from a seed\n"
+    "  quantize    --out FILE --type T           a model file of another type\n"
+    "  trim        --out FILE --layers K         one of fewer layers\n"
     "  serve       key=value ...                 started by nginx\n"
     "\n"
-    "options of all commands: --threads N, --isa baseline|avx2|avx512,\n"
+    "options of all commands: --threads N, --reserved-cpus N,\n"
+    "  --cpu-affinity on|off, --isa baseline|avx2|avx512,\n"
     "  --device cpu|ref, --max-model-len N, --max-num-batched-tokens N,\n"
     "  --max-num-seqs N, --gpu-memory-utilization U, --kv-cache-memory SIZE,\n"
     "  --kv-cache-prefault on|off, --kv-cache-dtype f16|q8_0,\n"
@@ -37,7 +43,9 @@ static const char usage[] =
     "plan: --dtype T, --memory SIZE, --utilization U, --context N,\n"
     "  --mean-tokens N, --kv-cache-dtype f16|q8_0, --bandwidth GB/s,\n"
     "  --max-num-batched-tokens N, --max-num-seqs N\n"
-    "synth: --type T, --seed N, --layers N, --vocab N, --context N\n";
+    "synth: --type T, --seed N, --layers N, --vocab N, --context N\n"
+    "quantize: --type T, --head T\n"
+    "trim: --layers N or a list such as 0-8,29\n";
 
 
 static bool
@@ -50,6 +58,30 @@ wants_help(int argc, char **argv)
     }
 
     return argc >= 2 && strcmp(argv[1], "help") == 0;
+}
+
+
+/* The commands that need no engine; NULL when it is none of them. */
+static command_t
+command_of(const char *name)
+{
+    static const struct {
+        const char *name;
+        command_t run;
+    } rows[] = {
+        { "plan", cli_plan },
+        { "synth", cli_synth },
+        { "quantize", cli_quantize },
+        { "trim", cli_trim },
+    };
+
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        if (strcmp(name, rows[i].name) == 0) {
+            return rows[i].run;
+        }
+    }
+
+    return NULL;
 }
 
 
@@ -97,16 +129,10 @@ main(int argc, char **argv)
         return 0;
     }
 
-    if (argc >= 2 && strcmp(argv[1], "plan") == 0) {
-        return cli_plan(argc - 1, argv + 1);
-    }
-
-    if (argc >= 2 && strcmp(argv[1], "synth") == 0) {
-        return cli_synth(argc - 1, argv + 1);
-    }
-
     if (argc >= 2) {
-        const int rc = cli_main(argc - 1, argv + 1);
+        const command_t command = command_of(argv[1]);
+        const int rc = command != NULL ? command(argc - 1, argv + 1)
+                                       : cli_main(argc - 1, argv + 1);
 
         if (rc >= 0) {
             return rc;

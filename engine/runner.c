@@ -4,12 +4,16 @@
  * scored.
  *
  * All rows of a block of logits are drawn before the first of them is emitted,
- * so that a few looks at the clock tell the two apart.  No row depends on what
- * another one of its block emits: a sequence has one row that samples, and
- * scores depend on the prompt alone.  Only drafts are different.  Their rows
- * are drawn and emitted in turn: the token that is drawn at a position is what
- * the answer has there, with or without drafts, and the next row counts only
- * if the draft was that token.
+ * so that the backend's threads can share them, and a few looks at the clock
+ * tell the two apart.  No row depends on what another one of its block emits:
+ * a sequence has one row that samples, and scores depend on the prompt alone.
+ * A draw reads the engine's state and writes its row and its result only.
+ *
+ * Drafts are verified like this: the row of each is drawn as if all before it
+ * were right; the token that is drawn at a position is what the answer has
+ * there, with or without drafts, and the next row counts only if the draft was
+ * that token.  With penalties a draw depends on the tokens before it, so these
+ * rows wait until those have been emitted.
  */
 
 #include "engine/runner.h"
@@ -19,21 +23,71 @@
 #include "engine/tally.h"
 
 
+typedef struct {
+    const engine_t *engine;
+    const batch_out_t *outs;
+    float *logits;
+    int n;
+} draw_job_t;
+
+
 static void
-draw_row(engine_t *engine, const batch_out_t *out, float *logits,
+draw_row(samp_t *samp, const batch_out_t *out, float *logits,
          samp_result_t *result)
 {
     const request_t *req = out->seq->owner;
 
     if (!out->sample) {
-        samp_score(engine->samp, logits, req->seq.tokens[out->position + 1],
+        samp_score(samp, logits, req->seq.tokens[out->position + 1],
                    req->samp.top_logprobs, result);
         return;
     }
 
     if (req->max_tokens > 0) {
-        samp_sample(engine->samp, &req->samp, req->samp_state, logits,
-                    req->n_output, (uint64_t) req->seq.n_tokens, result);
+        const int position = out->position + 1; /* of the token */
+
+        samp_sample(samp, &req->samp, req->samp_state, logits,
+                    position - req->seq.n_prompt, (uint64_t) position, result);
+    }
+}
+
+
+/* Must the tokens of the rows before it be known? */
+static bool
+drawn_late(const batch_out_t *out)
+{
+    const request_t *req = out->seq->owner;
+
+    return out->verify && req->samp_state != NULL
+           && out->position > out->seq->executed;
+}
+
+
+/* Rows in turn: neighbours often want the same kind of work. */
+static void
+draw_share(void *arg, int share, int n_shares)
+{
+    const draw_job_t *job = arg;
+    const engine_t *engine = job->engine;
+    const size_t n_vocab = (size_t) model_config(engine->model)->n_vocab;
+    const int n = n_shares < engine->n_samplers ? n_shares : engine->n_samplers;
+
+    for (int i = share; share < n && i < job->n; i += n) {
+        if (!drawn_late(&job->outs[i])) {
+            draw_row(engine->samplers[share], &job->outs[i],
+                     job->logits + (size_t) i * n_vocab, &engine->results[i]);
+        }
+    }
+}
+
+
+static void
+draw_rows(engine_t *engine, draw_job_t *job)
+{
+    if (job->n > 1 && engine->n_samplers > 1) {
+        engine->ops->parallel(engine->dev, draw_share, job);
+    } else {
+        draw_share(job, 0, 1);
     }
 }
 
@@ -59,27 +113,29 @@ emit_row(engine_t *engine, const batch_out_t *out, const samp_result_t *result)
 
 /* A row of a sequence with drafts: the i-th counts if i of them were right. */
 static void
-verify_row(engine_t *engine, const batch_out_t *out, float *logits)
+verify_row(engine_t *engine, const batch_out_t *out, float *logits,
+           samp_result_t *result)
 {
     request_t *req = out->seq->owner;
     seq_t *seq = out->seq;
     const int i = out->position - seq->executed;
-    samp_result_t result;
 
     if (req->finished || req->n_right < i) {
         return;
     }
 
-    draw_row(engine, out, logits, &result);
+    if (drawn_late(out)) {
+        draw_row(engine->samplers[0], out, logits, result);
+    }
 
     /* a draft that is right has its K and V in the pages; counted before the
      * token, which may be the last, ends the sequence */
-    if (i < seq->n_draft && result.token == seq->draft[i]) {
+    if (i < seq->n_draft && result->token == seq->draft[i]) {
         seq->computed++;
         req->n_right++;
     }
 
-    emit_row(engine, out, &result);
+    emit_row(engine, out, result);
 }
 
 
@@ -88,25 +144,23 @@ static void
 run_block(engine_t *engine, int first, int n, uint64_t *since)
 {
     const size_t n_vocab = (size_t) model_config(engine->model)->n_vocab;
-    const batch_out_t *outs = &engine->batch.outs[first];
-    float *logits = model_logits(engine->model, first, n);
+    draw_job_t job = { .engine = engine,
+                       .outs = &engine->batch.outs[first],
+                       .logits = model_logits(engine->model, first, n),
+                       .n = n };
 
     tally_phase(engine, LLM_PHASE_FORWARD, since);
-
-    for (int i = 0; i < n; i++) {
-        if (outs[i].verify) {
-            verify_row(engine, &outs[i], logits + (size_t) i * n_vocab);
-        } else {
-            draw_row(engine, &outs[i], logits + (size_t) i * n_vocab,
-                     &engine->results[i]);
-        }
-    }
-
+    draw_rows(engine, &job);
     tally_phase(engine, LLM_PHASE_SAMPLE, since);
 
     for (int i = 0; i < n; i++) {
-        if (!outs[i].verify) {
-            emit_row(engine, &outs[i], &engine->results[i]);
+        samp_result_t *result = &engine->results[i];
+
+        if (job.outs[i].verify) {
+            verify_row(engine, &job.outs[i], job.logits + (size_t) i * n_vocab,
+                       result);
+        } else {
+            emit_row(engine, &job.outs[i], result);
         }
     }
 

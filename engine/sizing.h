@@ -36,6 +36,7 @@ typedef struct {
     int max_rows; /* tokens of one step */
     int max_out;  /* rows of logits computed at once */
     int max_len;  /* longest sequence */
+    int samplers; /* rows drawn at once */
 } sizing_step_t;
 
 typedef struct {

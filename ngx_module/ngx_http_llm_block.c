@@ -77,6 +77,12 @@ static const ngx_http_llm_option_t  ngx_http_llm_options[] = {
     { ngx_string("threads"), NGX_HTTP_LLM_AUTO_NUMBER,
       llm_at(threads), 1, 1024, { NULL, NULL } },
 
+    { ngx_string("reserved_cpus"), NGX_HTTP_LLM_NUMBER,
+      llm_at(reserved_cpus), 0, 255, { NULL, NULL } },
+
+    { ngx_string("cpu_affinity"), NGX_HTTP_LLM_WORD,
+      llm_at(cpu_affinity), 0, 0, { "on", "off" } },
+
     { ngx_string("chat_template"), NGX_HTTP_LLM_FILE,
       llm_at(chat_template), 0, 0, { NULL, NULL } },
 

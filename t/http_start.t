@@ -226,6 +226,18 @@ if ($ENV{LLM_TEST_MODEL}) {
     is $t->chat('Hi', max_tokens => 2)->{status}, 200, 'which serves';
     $t->stop_ok;
 
+    # compute threads, by the processors that this very process may use
+    my ($mask) = map { /^Cpus_allowed:\s+([\da-f,]+)/ ? $1 : () }
+        do { open my $f, '<', '/proc/self/status' or die; <$f> };
+    my $cpus = ($mask =~ s/([\da-f])/sprintf '%b', hex $1/ger) =~ tr/1//;
+    my $most = $cpus > 1 ? $cpus - 1 : 1;
+
+    $t = LLM::Test->new(engine => 'reserved_cpus 1; cpu_affinity on;')->start;
+    my ($threads) = $t->log =~ /, (\d+) threads?, (?:not )?pinned\)/;
+    cmp_ok $threads, '<=', $most, "of $cpus processors one is reserved";
+    is $t->chat('Hi', max_tokens => 2)->{status}, 200, 'serves';
+    $t->stop_ok;
+
     # a prompt is prefilled in one step, so the smaller of step and cache counts
     for my $case ([1024, 1024], [2048, 1456]) {
         my ($step, $len) = @$case;

@@ -8,6 +8,7 @@
 #   bash t/run.sh bench    benchmarks, printed, never judged
 #   bash t/run.sh bench-article [--quick]    paging, caching, chunking: a table
 #   PEER=DIR bash t/run.sh bench-peer [--quick]    against llama.cpp, in turn
+#   bash t/run.sh bench-roofline [MODEL.gguf]    kernels against the machine
 #
 # STATE_DIR chooses the folder of model and Python packages.
 
@@ -67,6 +68,10 @@ bench-article)
     build all
     exec python3 t/bench/article.py "${@:2}"
     ;;
+bench-roofline)
+    build build/t/ops/roofline
+    exec build/t/ops/roofline "${@:2}"
+    ;;
 bench-peer)
     [ -x "${PEER:-}/llama-server" ] && [ -x "$PEER/llama-bench" ] \
         || die "PEER: give the folder that has llama-server and llama-bench"
@@ -76,7 +81,8 @@ bench-peer)
 test | check)
     ;;
 *)
-    die "usage: bash t/run.sh [check|test|lint|bench|bench-article|bench-peer]"
+    die "usage: bash t/run.sh [check|test|lint|bench|bench-article|bench-peer|\
+bench-roofline]"
     ;;
 esac
 

@@ -131,6 +131,35 @@ file_new_open(file_new_t *file, const char *path, unsigned mode, llm_err_t *err)
 
 
 int
+file_new_reserve(file_new_t *file, uint64_t bytes, llm_err_t *err)
+{
+    int rc;
+
+    if (bytes == 0) {
+        return LLM_OK;
+    }
+
+    if (bytes > INT64_MAX) {
+        return cannot(file->path, EFBIG, err);
+    }
+
+    /* not posix_fallocate(), which would write zeroes where this has no say;
+     * the size stays what has been written */
+    do {
+        rc = fallocate(file->fd, FALLOC_FL_KEEP_SIZE, 0, (off_t) bytes);
+    } while (rc == -1 && errno == EINTR);
+
+    if (rc == 0 || (errno != ENOSPC && errno != EDQUOT && errno != EFBIG)) {
+        return LLM_OK;
+    }
+
+    return llm_err_set(err, LLM_ERROR, NULL,
+                       "cannot write \"%s\": %s: it needs %.1f MB", file->path,
+                       strerror(errno), (double) bytes / 1e6);
+}
+
+
+int
 file_new_write(file_new_t *file, const void *data, size_t len, llm_err_t *err)
 {
     const uint8_t *p = data;

@@ -27,6 +27,11 @@ typedef struct {
 int file_new_open(file_new_t *file, const char *path, unsigned mode,
                   llm_err_t *err);
 
+/* Asks for the room that `bytes` in all will need, so that a disk too small
+ * tells before the work, not behind it.  Where a file system has no such
+ * promise to give, nothing happens. */
+int file_new_reserve(file_new_t *file, uint64_t bytes, llm_err_t *err);
+
 /* Appends all len bytes.  After a failure only drop makes sense. */
 int file_new_write(file_new_t *file, const void *data, size_t len,
                    llm_err_t *err);

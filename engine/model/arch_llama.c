@@ -182,9 +182,9 @@ llama_forward(model_t *model, const op_batch_t *batch, const op_kv_t *kv)
                      c->rms_eps);
 
         /* Norm weights let a few channels stand out here, and what rounding
-         * takes from the others moves attention more than anything else:
-         * measured, OP_FINE in this product alone takes a quarter off the
-         * error of the log-probabilities, for a tenth of the arithmetic. */
+         * takes from their neighbours moves attention more than anything
+         * else: measured, OP_FINE in this product alone takes a quarter off
+         * the error of the log-probabilities. */
         ops->linear(dev, model->qkv.data, n_qkv, model->h.data, rows,
                     layer->qkv, OP_SET | OP_FINE);
         ops->rope_kv(dev, model->qkv.data, batch, &attn, model->cos_sin.data,

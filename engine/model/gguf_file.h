@@ -38,9 +38,13 @@ typedef struct {
     const gguf_str_t *strings; /* strings: n of them */
 } gguf_kv_t;
 
+enum { GGUF_MAX_DIMS = 4 };
+
 typedef struct {
     gguf_str_t name;
     op_tensor_t tensor;
+    uint32_t n_dims;
+    uint64_t ne[GGUF_MAX_DIMS];
     uint64_t offset; /* from the start of the tensor data */
     uint64_t bytes;
 } gguf_info_t;

@@ -12,9 +12,6 @@
 
 #include "engine/model/gguf_file.h"
 
-enum { MAX_DIMS = 4 };
-
-
 /* Types of the format that this project does not read, for the message. */
 static const char *
 foreign_type(uint32_t type)
@@ -64,22 +61,22 @@ unsupported_type(gguf_cursor_t *c, const gguf_info_t *info, uint32_t type)
 static int
 take_shape(gguf_cursor_t *c, gguf_info_t *info)
 {
-    uint32_t n_dims;
-    uint64_t ne[MAX_DIMS] = { 1, 1, 1, 1 };
+    uint64_t *ne = info->ne;
     int64_t n_out = 1;
 
-    if (!gguf_take_u32(c, &n_dims)) {
+    if (!gguf_take_u32(c, &info->n_dims)) {
         return gguf_cut_short(c, "the tensor table");
     }
 
-    if (n_dims < 1 || n_dims > MAX_DIMS) {
+    if (info->n_dims < 1 || info->n_dims > GGUF_MAX_DIMS) {
         return gguf_err(c->gguf, c->err,
                         "tensor \"%s\" has %u dimensions; 1 to "
                         "%d are allowed",
-                        gguf_show(info->name).text, n_dims, MAX_DIMS);
+                        gguf_show(info->name).text, info->n_dims,
+                        GGUF_MAX_DIMS);
     }
 
-    for (uint32_t i = 0; i < n_dims; i++) {
+    for (uint32_t i = 0; i < info->n_dims; i++) {
         if (!gguf_take_u64(c, &ne[i])) {
             return gguf_cut_short(c, "the tensor table");
         }

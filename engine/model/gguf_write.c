@@ -50,6 +50,21 @@ add_str(buf_t *buf, const char *text, size_t len)
 }
 
 
+/* The bytes of a value without its type. */
+static void
+add_value(buf_t *buf, const gguf_kv_t *kv)
+{
+    if (kv->type != GGUF_STRING) {
+        buf_add(buf, kv->data, gguf_type_size(kv->type) * (size_t) kv->n);
+        return;
+    }
+
+    for (int64_t i = 0; i < kv->n; i++) {
+        add_str(buf, kv->strings[i].text, kv->strings[i].len);
+    }
+}
+
+
 static void
 add_key(gguf_writer_t *w, const char *key, uint32_t type)
 {
@@ -128,6 +143,46 @@ gguf_write_i32_item(gguf_writer_t *w, int32_t value)
 }
 
 
+static bool
+is_one_of(gguf_str_t name, const char *const *names)
+{
+    for (; *names != NULL; names++) {
+        if (strlen(*names) == name.len
+            && memcmp(*names, name.text, name.len) == 0) {
+            return true;
+        }
+    }
+
+    return false;
+}
+
+
+void
+gguf_write_keys_of(gguf_writer_t *w, const gguf_t *gguf, const char *const *but)
+{
+    static const char *const own[] = { "general.alignment", NULL };
+
+    for (uint32_t i = 0; i < gguf->n_kvs; i++) {
+        const gguf_kv_t *kv = &gguf->kvs[i];
+
+        if (is_one_of(kv->name, own) || is_one_of(kv->name, but)) {
+            continue;
+        }
+
+        add_str(&w->kvs, kv->name.text, kv->name.len);
+        add_u32(&w->kvs, kv->is_array ? GGUF_ARRAY : kv->type);
+
+        if (kv->is_array) {
+            add_u32(&w->kvs, kv->type);
+            add_u64(&w->kvs, (uint64_t) kv->n);
+        }
+
+        add_value(&w->kvs, kv);
+        w->n_kvs++;
+    }
+}
+
+
 static uint64_t
 padding(uint64_t bytes)
 {
@@ -135,26 +190,48 @@ padding(uint64_t bytes)
 }
 
 
-void
-gguf_write_tensor(gguf_writer_t *w, const char *name, const op_tensor_t *shape)
+static void
+add_info(gguf_writer_t *w, gguf_str_t name, const gguf_info_t *info)
 {
-    const bool matrix = shape->n_out > 1;
     const uint64_t bytes =
-        (uint64_t) op_row_bytes((int) shape->dtype, shape->n_in)
-        * (uint64_t) shape->n_out;
+        (uint64_t) op_row_bytes((int) info->tensor.dtype, info->tensor.n_in)
+        * (uint64_t) info->tensor.n_out;
 
-    add_str(&w->infos, name, strlen(name));
-    add_u32(&w->infos, matrix ? 2 : 1);
-    add_u64(&w->infos, (uint64_t) shape->n_in);
+    add_str(&w->infos, name.text, name.len);
+    add_u32(&w->infos, info->n_dims);
 
-    if (matrix) {
-        add_u64(&w->infos, (uint64_t) shape->n_out);
+    for (uint32_t i = 0; i < info->n_dims; i++) {
+        add_u64(&w->infos, info->ne[i]);
     }
 
-    add_u32(&w->infos, (uint32_t) shape->dtype);
+    add_u32(&w->infos, (uint32_t) info->tensor.dtype);
     add_u64(&w->infos, w->promised);
     w->promised += bytes + padding(bytes);
     w->n_infos++;
+}
+
+
+void
+gguf_write_tensor(gguf_writer_t *w, const char *name, const op_tensor_t *shape)
+{
+    const gguf_info_t info = {
+        .tensor = *shape,
+        .n_dims = shape->n_out > 1 ? 2 : 1,
+        .ne = { (uint64_t) shape->n_in, (uint64_t) shape->n_out },
+    };
+
+    add_info(w, (gguf_str_t){ name, strlen(name) }, &info);
+}
+
+
+void
+gguf_write_tensor_of(gguf_writer_t *w, const gguf_t *gguf, int i,
+                     gguf_str_t name, op_dtype_t dtype)
+{
+    gguf_info_t info = gguf->infos[i];
+
+    info.tensor.dtype = dtype;
+    add_info(w, name, &info);
 }
 
 
@@ -179,6 +256,11 @@ gguf_write_begin(gguf_writer_t *w, const char *path, llm_err_t *err)
 
     int rc = file_new_open(&w->file, path, 0644, err);
 
+    if (rc == LLM_OK) {
+        const uint64_t tables = head.len + w->kvs.len + w->infos.len;
+
+        rc = file_new_reserve(&w->file, tables + w->promised, err);
+    }
     if (rc == LLM_OK) {
         rc = file_new_write(&w->file, head.data, head.len, err);
     }

@@ -2,7 +2,7 @@
  * GGUF v3 writer: metadata, then the table of tensors, then their data in the
  * order of the table, as a stream.
  *
- * Called by the synth command and by tests.  The keys and the table are kept
+ * Called by the commands that write models.  The keys and the table are kept
  * in memory until the first data, the data are not.
  *
  * Source: the GGUF specification (ggml docs/gguf.md).
@@ -18,6 +18,7 @@
 #include "engine/base/buf.h"
 #include "engine/base/file_new.h"
 #include "engine/base/status.h"
+#include "engine/model/gguf.h"
 #include "kernels/op/tensor.h"
 
 typedef struct {
@@ -47,12 +48,22 @@ void gguf_write_str_item(gguf_writer_t *w, const char *text, size_t len);
 void gguf_write_i32s(gguf_writer_t *w, const char *key, uint64_t n);
 void gguf_write_i32_item(gguf_writer_t *w, int32_t value);
 
+/* All keys of another file as they are there, but for those named in `but`
+ * (NULL at its end) and the alignment, which is the writer's own. */
+void gguf_write_keys_of(gguf_writer_t *w, const gguf_t *gguf,
+                        const char *const *but);
+
 /* Announces a tensor: n_out rows of n_in values; n_out 1 is a vector. */
 void gguf_write_tensor(gguf_writer_t *w, const char *name,
                        const op_tensor_t *shape);
 
-/* Opens path and writes all that was announced.  No memory for it shows here
- * as LLM_NOMEM. */
+/* The same with the dimensions of a tensor of another file, by its number,
+ * under a name and with a type of its own. */
+void gguf_write_tensor_of(gguf_writer_t *w, const gguf_t *gguf, int i,
+                          gguf_str_t name, op_dtype_t dtype);
+
+/* Opens path, asks for the room that the whole file needs, and writes what was
+ * announced.  No memory for it shows here as LLM_NOMEM. */
 int gguf_write_begin(gguf_writer_t *w, const char *path, llm_err_t *err);
 
 /* Data of the tensors, in any pieces; behind each tensor gguf_write_pad(). */

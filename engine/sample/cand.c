@@ -138,20 +138,61 @@ sort(cand_set_t *set, int n)
 }
 
 
+/* Integers in the order of floats that are numbers. */
+static int32_t
+ascending_key(float x)
+{
+    int32_t bits;
+
+    x += 0.0f; /* −0 and 0 are a tie */
+    memcpy(&bits, &x, sizeof(bits));
+
+    return bits < 0 ? bits ^ INT32_MAX : bits;
+}
+
+
+/* The k-th largest of n keys, bit by bit: the largest number that k of them
+ * reach.  The counts are vectors, and nothing is moved. */
+static int32_t
+kth_largest(const int32_t *key, int n, int k)
+{
+    int32_t found = INT32_MIN;
+
+    for (int bit = 31; bit >= 0; bit--) {
+        const int32_t next = bit == 31 ? 0 : found | (int32_t) (1U << bit);
+        int count = 0;
+
+        for (int i = 0; i < n; i++) {
+            count += key[i] >= next;
+        }
+
+        found = count >= k ? next : found;
+    }
+
+    return found;
+}
+
+
 float
 cand_bound(cand_set_t *set, int k)
 {
+    int32_t *key = set->token; /* not in use yet */
+    float bound;
+
     if (k > set->n_blocks) {
         return -INFINITY;
     }
 
     for (int b = 0; b < set->n_blocks; b++) {
-        set->sorted[b] = (cand_t){ .x = set->block[b] };
+        key[b] = ascending_key(set->block[b]);
     }
 
-    sort(set, set->n_blocks);
+    int32_t bits = kth_largest(key, set->n_blocks, k);
 
-    return set->sorted[k - 1].x;
+    bits = bits < 0 ? bits ^ INT32_MAX : bits;
+    memcpy(&bound, &bits, sizeof(bound));
+
+    return bound;
 }
 
 

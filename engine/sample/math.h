@@ -11,6 +11,14 @@
 
 enum { MATH_BLOCK = 64 }; /* values per block of math_block_max */
 
+typedef enum { MATH_PLAIN, MATH_AVX2, MATH_AVX512, MATH_WIDTHS } math_width_t;
+
+typedef struct {
+    const float *x;
+    int n;
+    const float *block; /* by math_block_max over x */
+} math_row_t;
+
 
 /* e^x for x ≤ 0, 1 above; 0 below −87.  ≤ 1.2e-7 relative. */
 float math_exp(float x);
@@ -26,7 +34,13 @@ float math_block_max(const float *x, int n, float *block);
 void math_weights(float *weight, const float *x, int n, float max,
                   float temperature);
 
-/* The sum over x of exp((x − max) / temperature); max is the largest x. */
-double math_sum_exp(const float *x, int n, float max, float temperature);
+/* The sum over the row of exp((x − max) / temperature); max is its largest. */
+double math_sum_exp(const math_row_t *row, float max, float temperature);
+
+/* The widest vectors in use, by what the processor has; they change no bit. */
+math_width_t math_width(void);
+
+/* For tests: nothing wider than `most`.  Returns what is used. */
+math_width_t math_limit(math_width_t most);
 
 #endif /* ENGINE_SAMPLE_MATH_H */

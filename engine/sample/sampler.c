@@ -99,6 +99,18 @@ first_of(const samp_t *samp, const float *logits, float max)
 }
 
 
+/* Over logits whose block maxima are there. */
+static double
+sum_exp(const samp_t *samp, const float *logits, float max, float temperature)
+{
+    const math_row_t row = { .x = logits,
+                             .n = samp->n_vocab,
+                             .block = samp->cands.block };
+
+    return math_sum_exp(&row, max, temperature);
+}
+
+
 /* --- drawing --- */
 
 
@@ -158,8 +170,7 @@ draw(samp_t *samp, const samp_params_t *params, const cand_row_t *row, float u)
         total = cand_weight(set);
 
     } else {
-        total = math_sum_exp(row->logits, samp->n_vocab, row->max,
-                             row->temperature);
+        total = sum_exp(samp, row->logits, row->max, row->temperature);
         take_weight(set, row, total * (cut_p ? params->top_p : u));
     }
 
@@ -289,7 +300,7 @@ score_row(samp_t *samp, const float *logits, int n_top, float *max,
     *max = *max > -FLT_MAX ? *max : -FLT_MAX;
     *max = *max < FLT_MAX ? *max : FLT_MAX;
 
-    const double sum = math_sum_exp(logits, n, *max, 1.0f);
+    const double sum = sum_exp(samp, logits, *max, 1.0f);
     const double log_sum = sum > 0.0 ? math_log(sum) : 0.0;
 
     result->n_top = 0;

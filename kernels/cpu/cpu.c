@@ -127,8 +127,22 @@ cpu_close(op_dev_t *dev)
     }
 
     cpu_linear_fini(dev);
+    cpu_weight_fini(dev);
     cpu_attn_fini(dev);
     free(dev);
+}
+
+
+static int
+threads_of(const op_open_t *params)
+{
+    if (params->threads > 0) {
+        return params->threads;
+    }
+
+    const int n = cpu_pool_online() - params->reserved;
+
+    return n > 1 ? n : 1;
 }
 
 
@@ -139,6 +153,12 @@ cpu_open(const op_open_t *params, op_err_t *err)
     const int isa = choose_isa(params->isa, err);
 
     if (isa < 0) {
+        return NULL;
+    }
+
+    if (params->reserved < 0) {
+        snprintf(err->text, sizeof(err->text), "%d CPUs cannot be reserved",
+                 params->reserved);
         return NULL;
     }
 
@@ -155,26 +175,36 @@ cpu_open(const op_open_t *params, op_err_t *err)
         return NULL;
     }
 
+    int threads = threads_of(params);
+
     dev->isa = isa;
 
     if (params->beside != NULL) {
         dev->isa = params->beside->isa;
         dev->pool = params->beside->pool;
         dev->borrows_pool = 1;
+        threads = cpu_pool_threads(dev->pool);
     } else {
-        dev->pool = cpu_pool_create(params->threads);
+        dev->pool = cpu_pool_create(threads);
     }
 
     if (dev->pool == NULL) {
         snprintf(err->text, sizeof(err->text), "cannot start %d threads",
-                 params->threads);
+                 threads);
         free(dev);
         return NULL;
     }
 
-    snprintf(dev->describe, sizeof(dev->describe), "%s, %d thread%s",
-             isa_long_names[dev->isa], cpu_pool_threads(dev->pool),
-             cpu_pool_threads(dev->pool) == 1 ? "" : "s");
+    const char *pinned = "";
+
+    if (params->pinned && !dev->borrows_pool) {
+        pinned = cpu_pool_pin(dev->pool, params->reserved) ? ", pinned"
+                                                           : ", not pinned";
+    }
+
+    snprintf(dev->describe, sizeof(dev->describe), "%s, %d thread%s%s",
+             isa_long_names[dev->isa], threads, threads == 1 ? "" : "s",
+             pinned);
     return dev;
 }
 
@@ -183,6 +213,20 @@ static const char *
 cpu_describe(op_dev_t *dev)
 {
     return dev->describe;
+}
+
+
+static int
+cpu_threads(const op_dev_t *dev)
+{
+    return cpu_pool_threads(dev->pool);
+}
+
+
+static void
+cpu_parallel(op_dev_t *dev, op_share_fn fn, void *arg)
+{
+    cpu_pool_run(dev->pool, fn, arg);
 }
 
 
@@ -307,6 +351,8 @@ const op_table_t cpu_ops = {
     .prepare = cpu_prepare,
     .alloc = cpu_alloc,
     .free = cpu_free,
+    .threads = cpu_threads,
+    .parallel = cpu_parallel,
     .weight = cpu_weight,
     .weight_free = cpu_weight_free,
     .weight_bytes = cpu_weight_bytes,

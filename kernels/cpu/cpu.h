@@ -2,9 +2,9 @@
  * What the files of the CPU backend share: the opened device, the instruction
  * sets, and the ops themselves.
  *
- * cpu.c owns the device and the op table; cpu_linear.c, cpu_point.c and
- * cpu_attn.c hold the ops.  Each op chooses its kernel by dev->isa; all
- * kernels of an op give the same bits.
+ * cpu.c owns the device and the op table, cpu_weight.c the weights;
+ * cpu_linear.c, cpu_point.c and cpu_attn.c hold the ops.  Each op chooses its
+ * kernel by dev->isa; all kernels of an op give the same bits.
  */
 
 #ifndef KERNELS_CPU_CPU_H
@@ -27,6 +27,9 @@ enum {
 /* Bounds buffers on the stack of the attention and RoPE kernels. */
 enum { CPU_MAX_HEAD_DIM = 512 };
 
+/* Memory of weights. */
+typedef struct cpu_arena_s cpu_arena_t;
+
 struct op_dev_s {
     cpu_pool_t *pool;
     int borrows_pool; /* op_open_t's beside */
@@ -38,6 +41,8 @@ struct op_dev_s {
      * the old one to replace; freed by its _fini(). */
     void *linear_scratch;
     void *attn_scratch;
+
+    cpu_arena_t *weight_arenas;
 };
 
 
@@ -55,6 +60,14 @@ extern const op_table_t cpu_ops;
 int cpu_linear_prepare(op_dev_t *dev, const op_limits_t *limits);
 void cpu_linear_fini(op_dev_t *dev);
 
+void cpu_linear(op_dev_t *dev, float *y, int ldy, const float *x, int rows,
+                const op_weight_t *w, int mode);
+
+/* --- cpu_weight.c --- */
+
+/* Frees the memory of all weights. */
+void cpu_weight_fini(op_dev_t *dev);
+
 op_weight_t *cpu_weight(op_dev_t *dev, const op_tensor_t *parts, int n_parts,
                         op_err_t *err);
 void cpu_weight_free(op_dev_t *dev, op_weight_t *weight);
@@ -67,9 +80,6 @@ op_weight_t *cpu_weight_over(op_dev_t *dev, const op_tensor_t *parts,
 
 void cpu_embed(op_dev_t *dev, float *x, const op_weight_t *w,
                const int32_t *tokens, int rows);
-void cpu_linear(op_dev_t *dev, float *y, int ldy, const float *x, int rows,
-                const op_weight_t *w, int mode);
-
 /* --- cpu_attn.c --- */
 
 /* The scratch of attention().  0, or -1: no memory. */

@@ -102,6 +102,7 @@ dot_tile(const cpu_dot_t *job, int row, int n_rows, int group)
     const cpu_segment_t *seg = job->seg;
     const op_record_t *rec = op_layout_record(seg->layout);
     const cpu_act_t *act = job->act;
+    const uint8_t *empty = cpu_act_empty(act, row);
     const uint8_t *w = seg->data + (size_t) group * seg->group_bytes;
     size_t at = cpu_act_at(act, row);
     float acc[CPU_TILE][OP_LANES] = { { 0.0f } };
@@ -112,6 +113,10 @@ dot_tile(const cpu_dot_t *job, int row, int n_rows, int group)
     for (int b = 0; b < act->n_blocks; b++, at += (size_t) act->tile) {
         load_record(rec, w, &r);
         w += rec->bytes;
+
+        if (empty != NULL && empty[b]) {
+            continue;
+        }
 
         for (int i = 0; i < n_rows; i++) {
             size_t e = at + (size_t) i;

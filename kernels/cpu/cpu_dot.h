@@ -57,6 +57,10 @@ typedef struct {
     float *s;      /* d * (float) sum of q */
     int32_t *sum;  /* of the 32 q */
     int32_t *half; /* of the first 16 */
+
+    /* [tiles of 16 rows][n_blocks]: d is 0 in all the tile's rows, so the
+     * block adds nothing; NULL: not known. */
+    const uint8_t *empty;
 } cpu_act_t;
 
 typedef struct {
@@ -99,6 +103,18 @@ cpu_act_at(const cpu_act_t *act, int row)
     size_t tile = (size_t) (row / CPU_TILE) * (size_t) act->n_blocks;
 
     return tile * (size_t) act->tile + (size_t) (row % CPU_TILE);
+}
+
+
+/* The flags of a row's tile, or NULL. */
+static inline const uint8_t *
+cpu_act_empty(const cpu_act_t *act, int row)
+{
+    if (act->empty == NULL) {
+        return NULL;
+    }
+
+    return act->empty + (size_t) (row / CPU_TILE) * (size_t) act->n_blocks;
 }
 
 

@@ -188,6 +188,7 @@ quant_tile(const cpu_dot_t *job, int row, int group, const int n_r,
 {
     const cpu_act_t *act = job->act;
     const size_t entry = cpu_act_at(act, row);
+    const uint8_t *empty = cpu_act_empty(act, row);
     const uint8_t *w = job->seg->data + (size_t) group * job->seg->group_bytes;
     cursor_t at = { act->q + 32 * entry, act->d + entry, act->s + entry,
                     act->sum + entry };
@@ -200,9 +201,11 @@ quant_tile(const cpu_dot_t *job, int row, int group, const int n_r,
     }
 
     for (int b = 0; b < act->n_blocks; b++, w += lay_bytes(layout)) {
-        UNROLL
-        for (int c = 0; c < n_c; c++) {
-            block(&at, w, acc + c, low + c, n_r, n_c, side + c, layout);
+        if (empty == NULL || !empty[b]) {
+            UNROLL
+            for (int c = 0; c < n_c; c++) {
+                block(&at, w, acc + c, low + c, n_r, n_c, side + c, layout);
+            }
         }
 
         at.q += 32 * act->tile;

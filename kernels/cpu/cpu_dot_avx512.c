@@ -182,6 +182,7 @@ quant_tile(const cpu_dot_t *job, int row, int group, const int n_r,
 {
     const cpu_act_t *act = job->act;
     const size_t first = cpu_act_at(act, row);
+    const uint8_t *empty = cpu_act_empty(act, row);
     const uint8_t *w = job->seg->data + (size_t) group * job->seg->group_bytes;
     cursor_t at = { .q = act->q + 32 * first,
                     .d = act->d + first,
@@ -197,7 +198,10 @@ quant_tile(const cpu_dot_t *job, int row, int group, const int n_r,
     }
 
     for (int b = 0; b < act->n_blocks; b++, w += lay_bytes(layout)) {
-        block(&at, w, acc, low, n_r, layout);
+        if (empty == NULL || !empty[b]) {
+            block(&at, w, acc, low, n_r, layout);
+        }
+
         at.q += 32 * act->tile;
         at.d += act->tile;
         at.s += act->tile;

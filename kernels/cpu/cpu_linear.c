@@ -1,6 +1,6 @@
 /*
- * Matrix products of the CPU backend: repacked weights, who owns their
- * memory, quantised activations, and how a product is shared by threads.
+ * Matrix products of the CPU backend: quantised activations, and how a
+ * product is shared by threads.
  *
  * A weight is a list of segments, one per run of parts of equal dtype; each
  * segment is cut by groups of 16 outputs, a contiguous range per thread.
@@ -9,13 +9,12 @@
  */
 
 #include <assert.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/cpu_dot.h"
-#include "kernels/op/repack.h"
+#include "kernels/cpu/cpu_weight.h"
 
 enum {
     /* Up to so many inputs each thread quantises all rows for itself, which
@@ -24,23 +23,7 @@ enum {
 
     /* Activations of a chunk of rows, in values: 1.5 bytes each, half of a
      * second level cache of 1 MB. */
-    CHUNK_VALUES = 352 * 1024,
-
-    /* Weights share blocks of memory, so that small ones too lie on huge
-     * pages. */
-    ARENA_BYTES = 64 * 1024 * 1024,
-
-    MAX_SIDE = 1 << 30 /* of a matrix; sizes then fit 64 bits by far */
-};
-
-typedef struct arena_s arena_t;
-
-struct arena_s {
-    arena_t *next;
-    uint8_t *base;
-    size_t bytes;
-    size_t used;
-    int n_weights; /* the memory goes when the last of them is freed */
+    CHUNK_VALUES = 352 * 1024
 };
 
 /* One allocation holding activations for `values` inputs. */
@@ -51,38 +34,21 @@ typedef struct {
 } act_buffer_t;
 
 typedef struct {
-    arena_t *arenas;
     int max_rows;
     int max_in;
     int n_threads;
     act_buffer_t shared;
     act_buffer_t *own; /* [n_threads] */
-    float *left;       /* [n_threads][max_in]: a row's rest, for OP_FINE */
-} linear_t;
 
-struct op_weight_s {
-    int n_in;
-    int n_out;
-    size_t bytes;
-    arena_t *arena; /* NULL: the data are somebody else's */
-    int has_quantised;
-    int n_segments;
-    cpu_segment_t segments[];
-};
+    /* for OP_FINE, of each thread: a row's rest, and which blocks of a tile
+     * have none (cpu_act_t) */
+    float *left;
+    uint8_t *empty;
+    size_t empty_bytes; /* of one thread */
+} linear_t;
 
 
 /* --- scratch --- */
-
-static linear_t *
-linear_state(op_dev_t *dev)
-{
-    if (dev->linear_scratch == NULL) {
-        dev->linear_scratch = calloc(1, sizeof(linear_t));
-    }
-
-    return dev->linear_scratch;
-}
-
 
 static int
 act_buffer_create(op_dev_t *dev, act_buffer_t *buffer, size_t entries)
@@ -111,17 +77,22 @@ act_buffers_free(op_dev_t *dev, linear_t *lin)
     lin->own = NULL;
     free(lin->left);
     lin->left = NULL;
+    free(lin->empty);
+    lin->empty = NULL;
 }
 
 
 int
 cpu_linear_prepare(op_dev_t *dev, const op_limits_t *limits)
 {
-    linear_t *lin = linear_state(dev);
+    linear_t *lin = dev->linear_scratch;
     size_t blocks = ((size_t) limits->max_in + 31) / 32;
     size_t rows = (size_t) limits->max_rows;
     size_t own = 2 * OWN_VALUES / 32; /* rows may be rounded up to a tile */
 
+    if (lin == NULL) {
+        lin = dev->linear_scratch = calloc(1, sizeof(linear_t));
+    }
     if (lin == NULL) {
         return -1;
     }
@@ -133,8 +104,10 @@ cpu_linear_prepare(op_dev_t *dev, const op_limits_t *limits)
     lin->own = calloc((size_t) lin->n_threads, sizeof(act_buffer_t));
     lin->left = calloc((size_t) lin->n_threads * blocks, 32 * sizeof(float));
     rows = (rows + CPU_TILE - 1) / CPU_TILE * CPU_TILE;
+    lin->empty_bytes = rows / CPU_TILE * blocks;
+    lin->empty = calloc((size_t) lin->n_threads, lin->empty_bytes);
 
-    if (lin->own == NULL || lin->left == NULL
+    if (lin->own == NULL || lin->left == NULL || lin->empty == NULL
         || act_buffer_create(dev, &lin->shared, rows * blocks) != 0)
     {
         return -1;
@@ -163,360 +136,12 @@ cpu_linear_fini(op_dev_t *dev)
 
     act_buffers_free(dev, lin);
 
-    while (lin->arenas != NULL) {
-        arena_t *arena = lin->arenas;
-
-        lin->arenas = arena->next;
-        cpu_free(dev, arena->base, arena->bytes);
-        free(arena);
-    }
-
     free(lin);
     dev->linear_scratch = NULL;
 }
 
 
-/* --- weights --- */
-
-/* The newest arena, or a new one when it has no room. */
-static arena_t *
-arena_with(op_dev_t *dev, size_t bytes)
-{
-    linear_t *lin = linear_state(dev);
-    arena_t *arena;
-
-    if (lin == NULL) {
-        return NULL;
-    }
-
-    arena = lin->arenas;
-
-    if (arena != NULL && arena->bytes - arena->used >= bytes) {
-        return arena;
-    }
-
-    arena = calloc(1, sizeof(arena_t));
-
-    if (arena == NULL) {
-        return NULL;
-    }
-
-    arena->bytes = bytes > ARENA_BYTES ? bytes : ARENA_BYTES;
-    arena->base = cpu_alloc(dev, arena->bytes);
-
-    if (arena->base == NULL) {
-        free(arena);
-        return NULL;
-    }
-
-    arena->next = lin->arenas;
-    lin->arenas = arena;
-
-    return arena;
-}
-
-
-static void
-arena_release(op_dev_t *dev, arena_t *arena)
-{
-    linear_t *lin = dev->linear_scratch;
-    arena_t **at = &lin->arenas;
-
-    if (--arena->n_weights > 0) {
-        return;
-    }
-
-    while (*at != arena) {
-        at = &(*at)->next;
-    }
-
-    *at = arena->next;
-    cpu_free(dev, arena->base, arena->bytes);
-    free(arena);
-}
-
-
-static int
-part_check(const op_tensor_t *part, int64_t n_in, op_err_t *err)
-{
-    int block = op_dtype_block((int) part->dtype);
-
-    if (block == 0 || op_layout_of(part->dtype) < 0) {
-        snprintf(err->text, sizeof(err->text), "unsupported type %d",
-                 (int) part->dtype);
-        return -1;
-    }
-
-    if (part->n_in != n_in || part->n_in <= 0 || part->n_out <= 0
-        || part->n_in > MAX_SIDE || part->n_out > MAX_SIDE)
-    {
-        snprintf(err->text, sizeof(err->text),
-                 "a weight of %lld rows of %lld values cannot be used",
-                 (long long) part->n_out, (long long) part->n_in);
-        return -1;
-    }
-
-    if (n_in % block != 0) {
-        snprintf(err->text, sizeof(err->text),
-                 "rows of %lld values are not whole blocks of %s",
-                 (long long) n_in, op_dtype_name((int) part->dtype));
-        return -1;
-    }
-
-    return 0;
-}
-
-
-/* Segments of w from the parts, without their data.  A segment's parts have
- * one dtype, not only one layout, so that repacking asks each row's type
- * once. */
-static void
-plan_segments(op_weight_t *w, const op_tensor_t *parts, int n_parts)
-{
-    cpu_segment_t *seg = NULL;
-
-    w->n_in = (int) parts[0].n_in;
-
-    for (int i = 0; i < n_parts; i++) {
-        if (i == 0 || parts[i].dtype != parts[i - 1].dtype) {
-            seg = &w->segments[w->n_segments++];
-            seg->layout = (op_layout_t) op_layout_of(parts[i].dtype);
-            seg->n_in = w->n_in;
-            seg->n_records = w->n_in / op_layout_record(seg->layout)->span;
-            seg->group_bytes = op_layout_group_bytes(seg->layout, w->n_in);
-            seg->first_out = w->n_out;
-            w->has_quantised |= op_layout_record(seg->layout)->bits != 0;
-        }
-
-        seg->n_out += (int) parts[i].n_out;
-        w->n_out += (int) parts[i].n_out;
-    }
-
-    for (int i = 0; i < w->n_segments; i++) {
-        seg = &w->segments[i];
-        seg->n_groups = (seg->n_out + OP_LANES - 1) / OP_LANES;
-        w->bytes += ((size_t) seg->n_groups * seg->group_bytes + 63) / 64 * 64;
-    }
-}
-
-
-typedef struct {
-    const cpu_segment_t *seg;
-    const op_tensor_t *parts; /* the segment's first part */
-} repack_job_t;
-
-
-static void
-repack_run(void *arg, int thread, int n_threads)
-{
-    const repack_job_t *job = arg;
-    const cpu_segment_t *seg = job->seg;
-    const op_tensor_t *part = job->parts;
-    const size_t row_bytes = op_row_bytes((int) part->dtype, part->n_in);
-    int64_t before = 0; /* outputs of the parts before this one */
-    int from, to;
-
-    cpu_pool_share(seg->n_groups, 1, thread, n_threads, &from, &to);
-
-    for (int o = from * OP_LANES; o < to * OP_LANES && o < seg->n_out; o++) {
-        uint8_t *group = seg->data + (size_t) (o / OP_LANES) * seg->group_bytes;
-
-        while (o - before >= part->n_out) {
-            before += part->n_out;
-            part++;
-        }
-
-        op_repack_row(part->dtype,
-                      (const uint8_t *) part->data
-                          + (size_t) (o - before) * row_bytes,
-                      part->n_in, group, o % OP_LANES);
-    }
-}
-
-
-static void
-place_segments(op_weight_t *w, uint8_t *data)
-{
-    for (int i = 0; i < w->n_segments; i++) {
-        cpu_segment_t *seg = &w->segments[i];
-
-        seg->data = data;
-        data += ((size_t) seg->n_groups * seg->group_bytes + 63) / 64 * 64;
-    }
-}
-
-
-static void
-repack_parts(op_dev_t *dev, op_weight_t *w, const op_tensor_t *parts)
-{
-    for (int i = 0; i < w->n_segments; i++) {
-        cpu_segment_t *seg = &w->segments[i];
-        repack_job_t job = { seg, parts };
-        int64_t n_out = 0;
-
-        cpu_pool_run(dev->pool, repack_run, &job);
-
-        while (n_out < seg->n_out) {
-            n_out += parts->n_out;
-            parts++;
-        }
-    }
-}
-
-
-/* A weight with its segments planned, without memory for them. */
-static op_weight_t *
-weight_plan(const op_tensor_t *parts, int n_parts, op_err_t *err)
-{
-    op_weight_t *w;
-    int64_t n_out = 0;
-
-    for (int i = 0; i < n_parts; i++) {
-        if (part_check(&parts[i], parts[0].n_in, err) != 0) {
-            return NULL;
-        }
-
-        n_out += parts[i].n_out;
-    }
-
-    if (n_parts < 1 || n_out > MAX_SIDE) {
-        snprintf(err->text, sizeof(err->text), "a weight of %lld rows",
-                 (long long) n_out);
-        return NULL;
-    }
-
-    w = calloc(1,
-               sizeof(op_weight_t) + (size_t) n_parts * sizeof(cpu_segment_t));
-
-    if (w == NULL) {
-        snprintf(err->text, sizeof(err->text),
-                 "no memory for a weight of %lld rows", (long long) n_out);
-        return NULL;
-    }
-
-    plan_segments(w, parts, n_parts);
-
-    return w;
-}
-
-
-op_weight_t *
-cpu_weight(op_dev_t *dev, const op_tensor_t *parts, int n_parts, op_err_t *err)
-{
-    op_weight_t *w = weight_plan(parts, n_parts, err);
-
-    if (w == NULL) {
-        return NULL;
-    }
-
-    w->arena = arena_with(dev, w->bytes);
-
-    if (w->arena == NULL) {
-        snprintf(err->text, sizeof(err->text),
-                 "no memory for a weight of %d rows", w->n_out);
-        free(w);
-        return NULL;
-    }
-
-    place_segments(w, w->arena->base + w->arena->used);
-    repack_parts(dev, w, parts);
-    w->arena->used += w->bytes;
-    w->arena->n_weights++;
-
-    return w;
-}
-
-
-/* All instruction sets read one layout.  Whatever changes repack.c's output or
- * the order of segments gets a new name. */
-const char *
-cpu_weight_form(const op_dev_t *dev)
-{
-    (void) dev;
-
-    return "cpu lanes16 v1";
-}
-
-
-const void *
-cpu_weight_data(const op_weight_t *weight)
-{
-    return weight->segments[0].data;
-}
-
-
-op_weight_t *
-cpu_weight_over(op_dev_t *dev, const op_tensor_t *parts, int n_parts,
-                const op_bytes_t *data, op_err_t *err)
-{
-    op_weight_t *w = weight_plan(parts, n_parts, err);
-
-    (void) dev;
-
-    if (w == NULL) {
-        return NULL;
-    }
-
-    if (w->bytes != data->len || (uintptr_t) data->data % 64 != 0) {
-        snprintf(err->text, sizeof(err->text),
-                 "%zu bytes at %p are no weight of %zu", data->len, data->data,
-                 w->bytes);
-        free(w);
-        return NULL;
-    }
-
-    /* nothing writes to a weight but repacking */
-    place_segments(w, (uint8_t *) (uintptr_t) data->data);
-
-    return w;
-}
-
-
-void
-cpu_weight_free(op_dev_t *dev, op_weight_t *weight)
-{
-    if (weight == NULL) {
-        return;
-    }
-
-    if (weight->arena != NULL) {
-        arena_release(dev, weight->arena);
-    }
-
-    free(weight);
-}
-
-
-size_t
-cpu_weight_bytes(const op_weight_t *weight)
-{
-    return weight->bytes;
-}
-
-
-/* --- ops --- */
-
-void
-cpu_embed(op_dev_t *dev, float *x, const op_weight_t *w, const int32_t *tokens,
-          int rows)
-{
-    (void) dev;
-
-    for (int r = 0; r < rows; r++) {
-        const cpu_segment_t *seg = w->segments;
-        int o = tokens[r];
-
-        while (o >= seg->n_out) {
-            o -= seg->n_out;
-            seg++;
-        }
-
-        op_unpack_row(seg->layout,
-                      seg->data + (size_t) (o / OP_LANES) * seg->group_bytes,
-                      o % OP_LANES, x + (size_t) r * (size_t) w->n_in, w->n_in);
-    }
-}
-
+/* --- products --- */
 
 typedef struct {
     const cpu_dot_table_t *table;
@@ -539,6 +164,7 @@ act_bind(cpu_act_t *act, const act_buffer_t *buffer, int rows, int n_in)
     float *p = (float *) (buffer->base + 32 * buffer->entries);
 
     act->n_blocks = n_in / 32;
+    act->empty = NULL;
     act->tile = rows < CPU_TILE ? rows : CPU_TILE;
     act->q = (int8_t *) buffer->base;
     act->d = p;
@@ -548,19 +174,55 @@ act_bind(cpu_act_t *act, const act_buffer_t *buffer, int rows, int n_in)
 }
 
 
-/* What the quantised row is short of x. */
+/* What the quantised row is short of x, in the blocks of large scale; 0 in
+ * the others. */
 static void
 left_over(const cpu_act_t *act, int row, const float *x, float *left)
 {
     const size_t at = cpu_act_at(act, row);
+    float top = 0.0f;
+
+    for (int b = 0; b < act->n_blocks; b++) {
+        const float d = act->d[at + (size_t) b * (size_t) act->tile];
+
+        top = d > top ? d : top;
+    }
 
     for (int b = 0; b < act->n_blocks; b++) {
         const size_t entry = at + (size_t) b * (size_t) act->tile;
         const int8_t *q = act->q + entry * 32;
         const float d = act->d[entry];
 
+        if (d < OP_FINE_SCALE * top) {
+            memset(left + b * 32, 0, 32 * sizeof(float));
+            continue;
+        }
+
         for (int i = 0; i < 32; i++) {
             left[b * 32 + i] = x[b * 32 + i] - d * (float) q[i];
+        }
+    }
+}
+
+
+/* Blocks that are 0 in all rows of a tile, of which OP_FINE leaves many. */
+static void
+find_empty(cpu_act_t *act, int rows, uint8_t *empty)
+{
+    act->empty = empty;
+
+    for (int row = 0; row < rows; row += CPU_TILE) {
+        const float *d = act->d + cpu_act_at(act, row);
+        const int n = rows - row < act->tile ? rows - row : act->tile;
+
+        for (int b = 0; b < act->n_blocks; b++, d += act->tile) {
+            int any = 0;
+
+            for (int r = 0; r < n; r++) {
+                any |= d[r] != 0.0f; /* NaN too */
+            }
+
+            *empty++ = !any;
         }
     }
 }
@@ -611,6 +273,11 @@ linear_run(void *arg, int thread, int n_threads)
 
         act_bind(&act, &job->lin->own[thread], job->rows, w->n_in);
         quantise_rows(job, &act, thread, span);
+    }
+
+    if (job->left) {
+        find_empty(&act, job->rows,
+                   job->lin->empty + (size_t) thread * job->lin->empty_bytes);
     }
 
     chunk = chunk < CPU_TILE ? CPU_TILE : chunk;

@@ -8,9 +8,9 @@
  * must only ever wait for work in progress.  Waiting spins first, because
  * the products of a step are microseconds apart and a futex wake costs tens of
  * them, then sleeps, because the CPUs belong to nginx too.  Workers are not
- * pinned: an engine that drains beside its successor, or a busy nginx worker,
- * would otherwise be stuck behind a spinning thread on one CPU while another
- * is free.  They inherit the caller's affinity mask.
+ * pinned unless asked: an engine that drains beside its successor, or a busy
+ * nginx worker, would otherwise be stuck behind a spinning thread on one CPU
+ * while another is free.  They inherit the caller's affinity mask.
  */
 
 #include "kernels/cpu/cpu_pool.h"
@@ -442,27 +442,42 @@ cpu_pool_quota(const char *cgroup_file, const char *root)
 }
 
 
+/* The caller's affinity mask, to be freed by CPU_FREE; NULL: unknown. */
+static cpu_set_t *
+read_mask(size_t *size)
+{
+    /* The kernel's mask may be wider than cpu_set_t. */
+    for (int cpus = 1024; cpus <= 64 * 1024; cpus *= 4) {
+        cpu_set_t *set = CPU_ALLOC(cpus);
+
+        if (set == NULL) {
+            return NULL;
+        }
+
+        *size = CPU_ALLOC_SIZE(cpus);
+        CPU_ZERO_S(*size, set);
+
+        if (sched_getaffinity(0, *size, set) == 0) {
+            return set;
+        }
+
+        CPU_FREE(set);
+    }
+
+    return NULL;
+}
+
+
 int
 cpu_pool_online(void)
 {
-    cpu_set_t *set;
+    size_t size;
+    cpu_set_t *set = read_mask(&size);
     int n = 1;
 
-    /* The kernel's mask may be wider than cpu_set_t. */
-    for (int cpus = 1024; cpus <= 64 * 1024; cpus *= 4) {
-        const size_t size = CPU_ALLOC_SIZE(cpus);
-        set = CPU_ALLOC(cpus);
-        if (set == NULL) {
-            return 1;
-        }
-        const int rc = sched_getaffinity(0, size, set);
-        if (rc == 0) {
-            n = CPU_COUNT_S(size, set);
-        }
+    if (set != NULL) {
+        n = CPU_COUNT_S(size, set);
         CPU_FREE(set);
-        if (rc == 0) {
-            break;
-        }
     }
 
     const int quota = cpu_pool_quota("/proc/self/cgroup", "/sys/fs/cgroup");
@@ -474,4 +489,55 @@ cpu_pool_online(void)
     }
 
     return n < 1 ? 1 : n;
+}
+
+
+/* One CPU each, in the mask's order, behind those reserved and one for the
+ * caller. */
+static bool
+pin_workers(const cpu_pool_t *pool, const cpu_set_t *mask, size_t size,
+            int reserved)
+{
+    cpu_set_t *one = CPU_ALLOC(size * 8);
+    int worker = -1 - reserved;
+    int rc = one == NULL ? -1 : 0;
+
+    for (size_t cpu = 0; rc == 0 && cpu < size * 8; cpu++) {
+        if (!CPU_ISSET_S(cpu, size, mask)) {
+            continue;
+        }
+
+        if (worker >= 0) {
+            CPU_ZERO_S(size, one);
+            CPU_SET_S(cpu, size, one);
+            rc = pthread_setaffinity_np(pool->threads[worker], size, one);
+        }
+
+        worker++;
+    }
+
+    CPU_FREE(one);
+
+    return rc == 0;
+}
+
+
+bool
+cpu_pool_pin(cpu_pool_t *pool, int reserved)
+{
+    size_t size;
+    cpu_set_t *mask = read_mask(&size);
+    bool pinned = false;
+
+    if (mask != NULL && CPU_COUNT_S(size, mask) == pool->n_threads + reserved) {
+        pinned = pin_workers(pool, mask, size, reserved);
+    }
+
+    for (int i = 0; mask != NULL && !pinned && i < pool->n_started; i++) {
+        pthread_setaffinity_np(pool->threads[i], size, mask);
+    }
+
+    CPU_FREE(mask);
+
+    return pinned;
 }

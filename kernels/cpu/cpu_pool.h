@@ -11,6 +11,8 @@
 #ifndef KERNELS_CPU_CPU_POOL_H
 #define KERNELS_CPU_CPU_POOL_H
 
+#include <stdbool.h>
+
 enum { CPU_POOL_MAX = 1024 }; /* threads */
 
 typedef struct cpu_pool_s cpu_pool_t;
@@ -34,6 +36,13 @@ cpu_pool_t *cpu_pool_create(int threads);
 void cpu_pool_destroy(cpu_pool_t *pool);
 
 int cpu_pool_threads(const cpu_pool_t *pool);
+
+/* Gives each worker a CPU of its own, the last ones of the process's mask; the
+ * caller, whose threads inherit its mask, keeps all of it.  Only when threads
+ * and `reserved` CPUs together are as many as the mask has: with fewer threads
+ * somebody else may count on the rest, and two such pools would meet on the
+ * same CPUs.  False: nothing was done. */
+bool cpu_pool_pin(cpu_pool_t *pool, int reserved);
 
 /* Calls fn(arg, t, n_threads) once for each t in 0 … n_threads − 1 and returns
  * when all are done; what they wrote is then visible.  Usually each t is on a

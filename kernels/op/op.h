@@ -17,6 +17,7 @@
 #ifndef KERNELS_OP_OP_H
 #define KERNELS_OP_OP_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -40,8 +41,11 @@ typedef struct {
 } op_bytes_t;
 
 typedef struct {
-    int threads;     /* 0: as many as the process may use */
+    int threads;     /* 0: as many as the process may use, less reserved */
     const char *isa; /* NULL: the best; else "baseline", "avx2", "avx512" */
+    int reserved;    /* CPUs that are left to others */
+    bool pinned;     /* a CPU for each thread, where all but those reserved
+                        are ours */
 
     /* NULL, or an open device of the same backend whose processor (threads)
      * this one uses, too: they never run at once, and this one is closed
@@ -111,8 +115,14 @@ enum {
     OP_ROPE_HALVES = 1 /* rotate (i, i + rot/2): NeoX order */
 };
 
+/* Share t of n_shares of a job. */
+typedef void (*op_share_fn)(void *arg, int share, int n_shares);
+
 /* Modes of linear(); OP_FINE may be added to either. */
 enum { OP_SET = 0, OP_ADD = 1, OP_FINE = 2 };
+
+/* OP_FINE: of a row's largest scale, from where on a block is done finely. */
+#define OP_FINE_SCALE 0.2f
 
 typedef struct {
     const char *name;
@@ -132,6 +142,14 @@ typedef struct {
     /* Zeroed, 64-byte aligned, huge pages where they help; NULL: no memory. */
     void *(*alloc)(op_dev_t *dev, size_t bytes);
     void (*free)(op_dev_t *dev, void *p, size_t bytes);
+
+    /* Threads on this machine's processors that parallel() would use, and the
+     * caller is one of them.  parallel: calls fn once for each of as many
+     * shares and returns when all are done; a thread may do several, one after
+     * another, so a share must not wait for another one.  For the caller's own
+     * work between two ops.  NULL: the backend has no such threads. */
+    int (*threads)(const op_dev_t *dev);
+    void (*parallel)(op_dev_t *dev, op_share_fn fn, void *arg);
 
     /* --- weights --- */
 
@@ -178,7 +196,9 @@ typedef struct {
      * min = fmaf(m_w, d_x * sum(q), min); y = acc + min (cpu_study.md §2).
      * OP_FINE: what quantising x left over, r = x − d_x * q (a product and a
      * difference, each rounded), is quantised by the same rule, and its
-     * product is added as by OP_ADD.  For inputs with large outliers.
+     * product is added as by OP_ADD.  For inputs with large outliers: it is
+     * done in the row's blocks of d_x ≥ OP_FINE_SCALE * its largest d_x, and
+     * r is 0 in the others, whose rounding is small beside theirs.
      * F32, F16, BF16 W: acc = fmaf(w, x, acc), inputs ascending.
      * ref computes in double over dequantised weights and unquantised x: the
      * relative RMS error of a row against it is ≤ 1.5e-2 for quantised

@@ -141,10 +141,23 @@ attention_us(bench_t *b, const op_batch_t *batch, int calls)
 }
 
 
+/* All sequences have the first `common` positions' pages in common. */
 static void
-bench_attention(bench_t *b, int context, int n_seqs, int queries)
+bench_attention(bench_t *b, int context, int n_seqs, int queries, int common)
 {
+    const int32_t *own[MAX_SEQS];
+    int32_t(*mixed)[MAX_LEN / OP_PAGE] = calloc(MAX_SEQS, sizeof(b->table[0]));
     int row = 0;
+
+    if (mixed == NULL) {
+        exit(1);
+    }
+    for (int s = 0; s < n_seqs; s++) {
+        own[s] = mixed[s];
+        for (int i = 0; i < MAX_LEN / OP_PAGE; i++) {
+            mixed[s][i] = b->table[i < common / OP_PAGE ? 0 : s][i];
+        }
+    }
 
     for (int s = 0; s < n_seqs; s++) {
         b->row_start[s] = row;
@@ -159,16 +172,17 @@ bench_attention(bench_t *b, int context, int n_seqs, int queries)
         .n_seqs = n_seqs,
         .pos = b->pos,
         .row_start = b->row_start,
-        .block_table = b->tables,
+        .block_table = own,
     };
     const double mean = context - 0.5 * (queries - 1); /* causal */
     const double us = attention_us(b, &batch, queries > 16 ? 4 : 30);
     const double bytes = b->kv.dtype == OP_Q8_0 ? 2 + 4.0 / 32 : 4;
 
-    printf("  context %4d, %2d x %3d rows: %8.2f us, %6.1f GFLOP/s, "
-           "%5.1f GB/s of KV\n",
-           context, n_seqs, queries, us, 4e-3 * mean * HEADS * DIM / us,
+    printf("  context %4d (%4d in common), %2d x %3d rows: %8.2f us, "
+           "%6.1f GFLOP/s, %5.1f GB/s of KV\n",
+           context, common, n_seqs, queries, us, 4e-3 * mean * HEADS * DIM / us,
            1e-3 * bytes * context * KV_HEADS * DIM / us / queries);
+    free(mixed);
 }
 
 
@@ -254,10 +268,12 @@ main(int argc, char **argv)
                op_dtype_name((int) dtype));
 
         for (int i = 0; i < 3; i++) {
-            bench_attention(&b, contexts[i], 1, 1);
-            bench_attention(&b, contexts[i], 16, 1);
-            bench_attention(&b, contexts[i], 1, 16);
-            bench_attention(&b, contexts[i], 1, 128);
+            bench_attention(&b, contexts[i], 1, 1, 0);
+            bench_attention(&b, contexts[i], 16, 1, 0);
+            bench_attention(&b, contexts[i], 16, 1, contexts[i] / 256 * 256);
+            bench_attention(&b, contexts[i], 16, 1, contexts[i] - 40);
+            bench_attention(&b, contexts[i], 1, 16, 0);
+            bench_attention(&b, contexts[i], 1, 128, 0);
         }
         bench_point(&b, 1);
         bench_point(&b, 16);

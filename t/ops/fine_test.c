@@ -21,24 +21,62 @@
 enum { WIDE = 512, N_OUT = 37 };
 
 
+static float
+scale_of(const float *x)
+{
+    float top = 0.0f;
+
+    for (int i = 0; i < 32; i++) {
+        top = fmaxf(top, fabsf(x[i]));
+    }
+
+    return top / 127.0f;
+}
+
+
 /* x less its quantised self, by the rule of op.h. */
 static void
 rest_of(const float *x, float *rest, int n)
 {
+    float largest = 0.0f;
+
     for (int b = 0; b < n; b += 32) {
-        float top = 0.0f;
+        largest = fmaxf(largest, scale_of(x + b));
+    }
 
-        for (int i = 0; i < 32; i++) {
-            top = fmaxf(top, fabsf(x[b + i]));
+    for (int b = 0; b < n; b += 32) {
+        const float d = scale_of(x + b);
+
+        if (d < OP_FINE_SCALE * largest) {
+            memset(rest + b, 0, 32 * sizeof(float));
+            continue;
         }
-
-        const float d = top / 127.0f;
 
         for (int i = 0; i < 32; i++) {
             const float q = d > 0.0f ? nearbyintf(x[b + i] / d) : 0.0f;
             const volatile float whole = d * q; /* rounded before use */
 
             rest[b + i] = x[b + i] - whole;
+        }
+    }
+}
+
+
+/* Blocks of much smaller scale than others, some in all rows, some in a few,
+ * and empty rows. */
+static void
+make_uneven(float *x, int rows)
+{
+    for (int r = 0; r < rows; r++) {
+        for (int b = 0; b < WIDE / 32; b++) {
+            const float scale = r % 7 == 5                ? 0.0f
+                                : b % 3 != 0              ? 1.0f
+                                : b % 2 == 0 || r % 4 > 1 ? 0.1f
+                                                          : 3.0f;
+
+            for (int i = 0; i < 32; i++) {
+                x[r * WIDE + b * 32 + i] *= scale;
+            }
         }
     }
 }
@@ -59,6 +97,9 @@ fine_is_two_products(void **state)
         for (int c = 0; c < 5; c++) {
             const int rows = counts[c];
             float *x = random_rows(rows, WIDE);
+
+            make_uneven(x, rows);
+
             float *want = take(sizeof(float) * (size_t) (rows * N_OUT));
             float *y = take(sizeof(float) * (size_t) (rows * N_OUT));
             float *added = take(sizeof(float) * (size_t) (rows * N_OUT));

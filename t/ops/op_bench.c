@@ -210,7 +210,7 @@ model_time(bench_t *b, int rows)
 static int
 bench_open(bench_t *b, int threads, const char *isa)
 {
-    op_open_t params = { threads, isa };
+    op_open_t params = { .threads = threads, .isa = isa };
     op_limits_t limits = { MAX_ROWS, 1, 16, 1536, 9, 3, 64 };
     op_err_t err = { "" };
 

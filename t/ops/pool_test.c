@@ -3,9 +3,12 @@
  * waking; and the CPU count from made-up cgroup trees.
  */
 
+#include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -16,7 +19,9 @@
 #include <unistd.h>
 #include <cmocka.h>
 
+#include "kernels/backend.h"
 #include "kernels/cpu/cpu_pool.h"
+#include "kernels/op/op.h"
 
 enum { MAX_THREADS = 8, SLOTS = 1024 };
 
@@ -274,6 +279,136 @@ test_online(void **unused)
 }
 
 
+/* --- pinning --- */
+
+typedef struct {
+    pthread_t caller;
+    atomic_int seen; /* CPUs in the mask of a worker; 0: none came yet */
+    atomic_int cpu;  /* the last of them */
+} mask_job_t;
+
+
+/* Shares of a worker that comes late are the caller's. */
+static void
+look_at_mask(void *arg, int thread, int n_threads)
+{
+    mask_job_t *job = arg;
+    cpu_set_t set;
+
+    (void) n_threads;
+
+    if (pthread_equal(pthread_self(), job->caller)) {
+        usleep(thread == 0 ? 1000 : 0);
+        return;
+    }
+
+    assert_int_equal(sched_getaffinity(0, sizeof(set), &set), 0);
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (CPU_ISSET(cpu, &set)) {
+            job->cpu = cpu;
+        }
+    }
+    job->seen = CPU_COUNT(&set);
+}
+
+
+/* Workers' CPUs in a pool of n threads, asked to be pinned. */
+static int
+pinned_cpus(int n, int reserved, bool expected, int *cpu)
+{
+    mask_job_t job = { .caller = pthread_self() };
+    cpu_pool_t *pool = cpu_pool_create(n);
+
+    assert_non_null(pool);
+    assert_int_equal(cpu_pool_pin(pool, reserved), expected);
+
+    for (int i = 0; n > 1 && job.seen == 0; i++) {
+        assert_true(i < 10000);
+        cpu_pool_run(pool, look_at_mask, &job);
+    }
+
+    cpu_pool_destroy(pool);
+    *cpu = job.cpu;
+
+    return job.seen;
+}
+
+
+static void
+test_pin(void **unused)
+{
+    cpu_set_t before, after, two;
+    int cpu, n = 0, last = 0;
+
+    (void) unused;
+
+    assert_int_equal(sched_getaffinity(0, sizeof(before), &before), 0);
+
+    /* at most two of them, so that the last one is the only worker's */
+    CPU_ZERO(&two);
+    for (int i = 0; i < CPU_SETSIZE && n < 2; i++) {
+        if (CPU_ISSET(i, &before)) {
+            CPU_SET(i, &two);
+            last = i;
+            n++;
+        }
+    }
+    assert_int_equal(sched_setaffinity(0, sizeof(two), &two), 0);
+
+    if (n == 2) {
+        assert_int_equal(pinned_cpus(2, 0, true, &cpu), 1);
+        assert_int_equal(cpu, last);
+        assert_int_equal(pinned_cpus(1, 1, true, &cpu), 0); /* no worker */
+        assert_int_equal(pinned_cpus(2, 1, false, &cpu), 2);
+    }
+
+    /* not as many threads as CPUs */
+    assert_int_equal(pinned_cpus(n + 1, 0, false, &cpu), n);
+    assert_int_equal(pinned_cpus(1, n, false, &cpu), 0);
+
+    /* the caller is left alone */
+    assert_int_equal(sched_getaffinity(0, sizeof(after), &after), 0);
+    assert_true(CPU_EQUAL(&two, &after));
+    assert_int_equal(sched_setaffinity(0, sizeof(before), &before), 0);
+}
+
+
+static void
+test_reserved(void **unused)
+{
+    const op_table_t *ops = backend_find("cpu");
+    const int n = cpu_pool_online();
+    op_err_t err;
+    char count[32];
+
+    (void) unused;
+
+    for (int reserved = 0; reserved < n + 2; reserved++) {
+        const op_open_t params = { .reserved = reserved };
+        op_dev_t *dev = ops->open(&params, &err);
+        const int left = n - reserved > 1 ? n - reserved : 1;
+
+        assert_non_null(dev);
+        snprintf(count, sizeof(count), ", %d thread%s", left,
+                 left == 1 ? "" : "s");
+        assert_string_equal(strchr(ops->describe(dev), ','), count);
+        ops->close(dev);
+    }
+
+    /* a number of threads is meant as it is */
+    const op_open_t both = { .threads = 3, .reserved = 1, .pinned = true };
+    op_dev_t *dev = ops->open(&both, &err);
+
+    assert_non_null(dev);
+    assert_non_null(strstr(ops->describe(dev), ", 3 threads, "));
+    ops->close(dev);
+
+    const op_open_t bad = { .reserved = -1 };
+
+    assert_null(ops->open(&bad, &err));
+}
+
+
 int
 main(void)
 {
@@ -285,6 +420,8 @@ main(void)
         cmocka_unit_test(test_share),
         cmocka_unit_test(test_quota),
         cmocka_unit_test(test_online),
+        cmocka_unit_test(test_pin),
+        cmocka_unit_test(test_reserved),
     };
 
     cmocka_set_message_output(CM_OUTPUT_TAP);

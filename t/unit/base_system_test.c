@@ -1,6 +1,6 @@
 /*
- * engine/base towards the system: log lines, error texts, files, the clock,
- * and the list.
+ * engine/base towards the system: log lines, error texts, files, old and new,
+ * the clock, and the list.
  */
 
 #include <setjmp.h>
@@ -18,6 +18,7 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/file.h"
+#include "engine/base/file_new.h"
 #include "engine/base/list.h"
 #include "engine/base/log.h"
 #include "engine/base/status.h"
@@ -225,6 +226,35 @@ test_clock_and_list(void **state)
 }
 
 
+/* Room that cannot be is refused at once; room that is promised is no size. */
+static void
+test_reserve(void **state)
+{
+    char path[] = "/tmp/base_new.XXXXXX";
+    file_new_t file;
+    llm_err_t err;
+    char *data;
+    size_t len;
+
+    (void) state;
+    close(mkstemp(path));
+    assert_int_equal(file_new_open(&file, path, 0644, &err), LLM_OK);
+    assert_int_equal(file_new_reserve(&file, UINT64_MAX, &err), LLM_ERROR);
+    assert_non_null(strstr(err.text, "cannot write \"/tmp/base_new."));
+    assert_int_equal(file_new_reserve(&file, 1ull << 60, &err), LLM_ERROR);
+    assert_non_null(strstr(err.text, ": it needs 1152921504606.8 MB"));
+    assert_int_equal(file_new_reserve(&file, 0, &err), LLM_OK);
+    assert_int_equal(file_new_reserve(&file, 1 << 20, &err), LLM_OK);
+    assert_int_equal(file_new_write(&file, "abc", 3, &err), LLM_OK);
+    assert_int_equal(file_new_commit(&file, &err), LLM_OK);
+    assert_int_equal(file_read(path, 100, &data, &len, &err), LLM_OK);
+    assert_int_equal(len, 3);
+    assert_memory_equal(data, "abc", 3);
+    free(data);
+    unlink(path);
+}
+
+
 int
 main(void)
 {
@@ -232,6 +262,7 @@ main(void)
         cmocka_unit_test(test_log),
         cmocka_unit_test(test_status),
         cmocka_unit_test(test_file),
+        cmocka_unit_test(test_reserve),
         cmocka_unit_test(test_clock_and_list),
     };
 

@@ -86,6 +86,8 @@ test_defaults(void **state)
     assert_false(conf.kv_cache_prefault);
     assert_int_equal(conf.kv_cache_dtype, OP_F16);
     assert_int_equal(conf.threads, 0);
+    assert_int_equal(conf.reserved_cpus, 0);
+    assert_false(conf.cpu_affinity);
     assert_int_equal(conf.workers, 8);
 }
 
@@ -140,6 +142,7 @@ test_numbers(void **state)
         { "long_prefill_token_threshold", 0, 1 << 17, 0,
           &conf.long_prefill_token_threshold },
         { "threads", 1, 256, 1, &conf.threads },
+        { "reserved_cpus", 0, 255, 0, &conf.reserved_cpus },
         { "workers", 1, 256, 0, &conf.workers },
     };
     static const char *const bad[] = {
@@ -251,6 +254,7 @@ test_flags(void **state)
         { "prefix_caching", &conf.prefix_caching },
         { "reservation", &conf.reservation },
         { "kv_cache_prefault", &conf.kv_cache_prefault },
+        { "cpu_affinity", &conf.cpu_affinity },
     };
     static const char *const bad[] = { "",    "On", "1",   "0",
                                        "yes", "no", "on ", "offf" };

@@ -99,13 +99,13 @@ test_bytes(void **state)
 
     /* a row: 3 × 5120, and the MLP's 3 × 13824, in which attention's 15360 +
      * 5120 find room: 56832 floats */
-    const sizing_step_t step = { 2048, 64, 2048 };
+    const sizing_step_t step = { 2048, 64, 2048, 1 };
 
     assert_int_equal(sizing_activation_bytes(big, &step),
                      4 * (2048 * 56832 + 2048 * 128));
 
     /* logits that are larger than the rest: 64 × 49152 */
-    const sizing_step_t wide = { 128, 64, 16 };
+    const sizing_step_t wide = { 128, 64, 16, 1 };
 
     assert_int_equal(sizing_activation_bytes(tied, &wide),
                      4 * (128 * 3 * 576 + 64 * 49152 + 16 * 64));
@@ -119,7 +119,7 @@ static void
 test_article(void **state)
 {
     const sizing_shape_t *shape = sizing_find("llama-13b");
-    const sizing_step_t step = { 2048, 64, 2048 };
+    const sizing_step_t step = { 2048, 64, 2048, 1 };
     const size_t weights = sizing_weight_bytes(shape, OP_F16);
     const kv_ask_t ask = {
         .page_bytes = 16 * sizing_kv_bytes(shape, OP_F16),
@@ -226,7 +226,7 @@ test_account(void **state)
     op_err_t op_err;
     const op_table_t *ops = backend_find("cpu");
     op_dev_t *dev = ops->open(&open, &op_err);
-    const sizing_step_t step = { 256, 16, 1024 };
+    const sizing_step_t step = { 256, 16, 1024, 1 };
     const model_load_t how = { .ops = ops,
                                .dev = dev,
                                .max_rows = step.max_rows,

@@ -286,7 +286,7 @@ static int
 open_device(device_t *d, const char *backend, const char *isa, int threads)
 {
     static const op_limits_t limits = { MAX_ROWS, 4, 64, MAX_IN, 4, 2, 16 };
-    op_open_t params = { threads, isa };
+    op_open_t params = { .threads = threads, .isa = isa };
     op_err_t err = { "" };
 
     d->ops = backend_find(backend);
