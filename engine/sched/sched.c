@@ -275,7 +275,7 @@ begin_step(sched_t *sched)
         }
 
         if (sched->reserve == 0) {
-            kv_table_truncate(&seq->table, sched->pool, seq->n_tokens);
+            kv_table_truncate(&seq->table, sched->pool, seq->computed);
         }
 
         seq->executed = seq->computed;
