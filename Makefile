@@ -159,9 +159,11 @@ LINK_model   := engine/model engine/base kernels kernels/op kernels/ref \
 LINK_kv      := engine/kv engine/base kernels/op
 LINK_sched   := engine/sched engine/kv engine/base kernels/op
 LINK_sample  := engine/sample engine/base
+LINK_spec    := engine/spec engine/sched engine/kv engine/model engine/sample \
+                engine/base kernels kernels/op kernels/ref kernels/cpu
 LINK_engine  := engine/base engine/ipc engine/text engine/chat engine/model \
-                engine/kv engine/sched engine/sample kernels kernels/op \
-                kernels/ref kernels/cpu
+                engine/kv engine/sched engine/sample engine/spec kernels \
+                kernels/op kernels/ref kernels/cpu
 ROOT_engine  := $(call objs,$(filter-out engine/main.c,$(wildcard engine/*.c)))
 # their allocations fail one by one
 $(BUILD)/t/unit/engine_oom_test $(BUILD)/t/unit/engine_convert_oom_test: \

@@ -69,9 +69,17 @@ row_wanted(const plan_row_t *row, int position, bool *sample)
 {
     const seq_t *seq = row->seq;
 
-    *sample = row->last && position == seq->n_tokens - 1;
+    *sample = row->last && position >= seq->n_tokens - 1;
 
     return *sample || (seq->want_prompt && position + 1 < seq->n_prompt);
+}
+
+
+static int32_t
+token_at(const seq_t *seq, int position)
+{
+    return position < seq->n_tokens ? seq->tokens[position]
+                                    : seq->draft[position - seq->n_tokens];
 }
 
 
@@ -91,11 +99,12 @@ batch_build(batch_t *batch, const plan_t *plan)
         for (int i = 0; i < row->count; i++, n++) {
             const int position = row->first + i;
 
-            batch->tokens[n] = seq->tokens[position];
+            batch->tokens[n] = token_at(seq, position);
             batch->pos[n] = position;
 
             if (row_wanted(row, position, &sample)) {
-                batch->outs[n_out] = (batch_out_t){ seq, position, sample };
+                batch->outs[n_out] =
+                    (batch_out_t){ seq, position, sample, row->n_draft > 0 };
                 batch->out_rows[n_out++] = n;
             }
         }

@@ -14,6 +14,8 @@ typedef struct {
     seq_t *seq;
     int position; /* of the row */
     bool sample;  /* draw the next token; else score the prompt's */
+    bool verify;  /* one of several rows of its sequence that sample: a draft
+                     follows, or is its token */
 } batch_out_t;
 
 typedef struct {

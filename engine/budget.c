@@ -13,6 +13,7 @@
 #include "engine/base/log.h"
 #include "engine/kv/store.h"
 #include "engine/kv/table.h"
+#include "engine/speculate.h"
 
 
 size_t
@@ -142,7 +143,8 @@ take_stock_host(const engine_t *engine, kv_ask_t *ask)
         .samplers = engine->n_samplers,
     };
     const size_t account = model_weight_bytes(engine->model)
-                           + model_activation_bytes(engine->model);
+                           + model_activation_bytes(engine->model)
+                           + speculate_model_bytes(engine);
     kv_memory_t now;
 
     kv_memory_read("", &now);
@@ -207,7 +209,8 @@ budget_pages(engine_t *engine, llm_err_t *err)
     const engine_conf_t *conf = &engine->conf;
     kv_size_t size;
     kv_ask_t ask = {
-        .page_bytes = model_page_bytes(engine->model, conf->kv_cache_dtype),
+        .page_bytes = model_page_bytes(engine->model, conf->kv_cache_dtype)
+                      + speculate_page_bytes(engine),
         .record_bytes =
             engine->ops->host ? budget_record_bytes(conf->prefix_caching) : 0,
         .kv_cache_memory = conf->kv_cache_memory,
@@ -234,7 +237,8 @@ budget_pages(engine_t *engine, llm_err_t *err)
     }
 
     engine->kv.n_pages = size.n_pages;
-    rc = reserve(engine, ask.page_bytes, err);
+    rc = reserve(engine, model_page_bytes(engine->model, conf->kv_cache_dtype),
+                 err);
 
     if (rc != LLM_OK) {
         return rc;

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,7 +21,8 @@ typedef enum {
     CONF_LEVEL,
     CONF_REAL, /* its range is in thousandths */
     CONF_FLAG,
-    CONF_DTYPE
+    CONF_DTYPE,
+    CONF_SPEC
 } conf_kind_t;
 
 typedef struct {
@@ -60,6 +62,10 @@ static const conf_row_t conf_rows[] = {
     { "kv_cache_prefault", CONF_FLAG, AT(kv_cache_prefault), 0, 0, false },
     { "kv_cache_memory", CONF_SIZE, AT(kv_cache_memory), 1, 0, false },
     { "kv_cache_dtype", CONF_DTYPE, AT(kv_cache_dtype), 0, 0, false },
+    { "speculative", CONF_SPEC, AT(drafters), 1, 64, false },
+    { "speculative_model", CONF_STR, AT(speculative_model), 0, 0, false },
+    { "num_speculative_tokens", CONF_INT, AT(num_speculative_tokens), 1,
+      SPEC_MAX, true },
     { "threads", CONF_INT, AT(threads), 1, 256, true },
     { "reserved_cpus", CONF_INT, AT(reserved_cpus), 0, 255, false },
     { "cpu_affinity", CONF_FLAG, AT(cpu_affinity), 0, 0, false },
@@ -190,6 +196,69 @@ conf_set_dtype(const conf_row_t *row, int *place, const char *value,
 }
 
 
+/* One of "ngram:MIN:MAX" and "suffix". */
+static bool
+parse_drafter(const conf_row_t *row, const char *word, size_t len,
+              conf_drafter_t *drafter)
+{
+    char text[32];
+    int used = 0;
+
+    if (len >= sizeof(text)) {
+        return false;
+    }
+
+    memcpy(text, word, len);
+    text[len] = '\0';
+
+    if (strcmp(text, "suffix") == 0) {
+        *drafter = (conf_drafter_t){ .kind = DRAFT_SUFFIX };
+        return true;
+    }
+
+    *drafter = (conf_drafter_t){ .kind = DRAFT_NGRAM };
+
+    return sscanf(text, "ngram:%2d:%2d%n", &drafter->min, &drafter->max, &used)
+               == 2
+           && (size_t) used == len && drafter->min >= row->min
+           && drafter->max >= drafter->min && drafter->max <= row->max;
+}
+
+
+/* "off", or drafters divided by commas. */
+static int
+conf_set_spec(engine_conf_t *conf, const conf_row_t *row, const char *value,
+              llm_err_t *err)
+{
+    conf->n_drafters = 0;
+
+    if (strcmp(value, "off") == 0) {
+        return LLM_OK;
+    }
+
+    for (const char *word = value;; word++) {
+        const size_t len = strcspn(word, ",");
+
+        if (conf->n_drafters == SPEC_DRAFTERS - 1
+            || !parse_drafter(row, word, len,
+                              &conf->drafters[conf->n_drafters]))
+        {
+            return llm_err_set(err, LLM_BADREQ, row->key,
+                               "%s=%s: use off, ngram:MIN:MAX (1 to %ld tokens)"
+                               " or suffix, or some of these with commas",
+                               row->key, value, row->max);
+        }
+
+        conf->n_drafters++;
+        word += len;
+
+        if (*word == '\0') {
+            return LLM_OK;
+        }
+    }
+}
+
+
 static int
 conf_set_row(engine_conf_t *conf, const conf_row_t *row, const char *value,
              llm_err_t *err)
@@ -239,6 +308,9 @@ conf_set_row(engine_conf_t *conf, const conf_row_t *row, const char *value,
 
     case CONF_DTYPE:
         return conf_set_dtype(row, (int *) (void *) place, value, err);
+
+    case CONF_SPEC:
+        return conf_set_spec(conf, row, value, err);
 
     case CONF_INT:
         break;

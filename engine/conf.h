@@ -10,6 +10,19 @@
 #include <stdint.h>
 
 #include "engine/base/status.h"
+#include "engine/spec/choose.h"
+
+typedef enum {
+    DRAFT_NGRAM = 0, /* what followed the same tokens in the sequence */
+    DRAFT_SUFFIX     /* or in other recent ones */
+} conf_draft_t;
+
+/* One way to guess at tokens. */
+typedef struct {
+    conf_draft_t kind;
+    int min; /* tokens that must be the same; of ngram */
+    int max; /* that are looked at */
+} conf_drafter_t;
 
 typedef struct {
     const char *name;  /* of the llm_engine block */
@@ -34,11 +47,20 @@ typedef struct {
     uint64_t kv_cache_memory;      /* bytes; 0: by the utilization */
     bool kv_cache_prefault;        /* touch the cache at start */
     int kv_cache_dtype;            /* an op_dtype_t: OP_F16 or OP_Q8_0 */
+    conf_drafter_t drafters[SPEC_DRAFTERS]; /* in the order they are tried */
+    int n_drafters;
+    const char *speculative_model; /* path of a GGUF file, or NULL */
+    int num_speculative_tokens;    /* 0: auto */
     int threads;                   /* 0: auto */
     int reserved_cpus;             /* not counted by threads auto */
     bool cpu_affinity;
-    int workers;         /* worker indexes of the segment */
-    double output_ratio; /* sched_conf_t's; for tests, no setting */
+    int workers; /* worker indexes of the segment */
+
+    /* for tests, no settings: sched_conf_t's; a drafter tried before others,
+     * returns how many tokens it wrote */
+    double output_ratio;
+    int (*test_drafter)(const int32_t *tokens, int n_tokens, int n,
+                        int32_t *draft);
 } engine_conf_t;
 
 

@@ -15,6 +15,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/utf8.h"
+#include "engine/speculate.h"
 #include "engine/tally.h"
 
 enum {
@@ -403,6 +404,8 @@ elapsed_us(uint64_t from, uint64_t to)
 static void
 emit_end(engine_t *engine, request_t *req, uint32_t finish)
 {
+    speculate_end(engine, req);
+
     if (req->queued) {
         sched_remove(engine->sched, &req->seq);
         req->queued = false;

@@ -20,6 +20,7 @@
 #include "engine/load.h"
 #include "engine/model/repack_cache.h"
 #include "engine/runner.h"
+#include "engine/speculate.h"
 #include "engine/tally.h"
 #include "kernels/backend.h"
 
@@ -220,6 +221,10 @@ open_pages(engine_t *engine, llm_err_t *err)
 
     rc = open_sched(engine, err);
 
+    if (rc == LLM_OK) {
+        rc = speculate_reserve(engine, err);
+    }
+
     if (rc != LLM_OK) {
         return rc;
     }
@@ -277,6 +282,10 @@ engine_open(const engine_conf_t *conf, engine_t **out, llm_err_t *err)
         rc = open_model(engine, gguf, err);
     }
 
+    if (rc == LLM_OK) {
+        rc = speculate_open(engine, gguf, err);
+    }
+
     gguf_close(gguf);
 
     if (rc == LLM_OK) {
@@ -318,6 +327,7 @@ engine_close(engine_t *engine)
     }
 
     intake_thread_stop(engine);
+    speculate_close(engine);
     batch_fini(&engine->batch);
 
     for (int i = 0; i < engine->n_samplers; i++) {
@@ -356,9 +366,14 @@ engine_step(engine_t *engine)
     const uint64_t start = clock_now_ns();
     const int fresh = engine->n_fresh;
     uint64_t since = start;
+
+    speculate_propose(engine);
+
     const plan_t *plan = sched_step(engine->sched);
 
     tally_phase(engine, LLM_PHASE_SCHEDULE, &since);
+    speculate_draft(engine, plan);
+    tally_phase(engine, LLM_PHASE_FORWARD, &since);
 
     if (plan->n_rows > 0) {
         const uint64_t run = since;
@@ -366,6 +381,7 @@ engine_step(engine_t *engine)
         runner_step(engine, plan);
         since = clock_now_ns();
         cost_observe(&engine->cost, plan_cost(plan), since - run);
+        speculate_learn(engine, plan);
     }
 
     rate_step(&engine->rate, start, fresh - engine->n_fresh, engine->n_fresh);

@@ -28,6 +28,7 @@
 enum { ENGINE_SAMPLERS_MAX = 8 };
 
 typedef struct engine_s engine_t;
+typedef struct speculate_s speculate_t;
 
 /* Scratch of whoever prepares a request: one at a time does. */
 typedef struct {
@@ -56,6 +57,7 @@ struct engine_s {
     kv_prefix_t *prefix; /* NULL: prefix_caching off, or reservation */
     sched_t *sched;
     cost_t cost; /* of a step, learned */
+    speculate_t *spec; /* NULL: off */
     batch_t batch;
     int n_samplers; /* threads that draw at once: ≤ the backend's */
     samp_t *samplers[ENGINE_SAMPLERS_MAX];

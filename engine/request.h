@@ -16,6 +16,8 @@
 #include "engine/ipc/msg.h"
 #include "engine/sample/sampler.h"
 #include "engine/sched/seq.h"
+#include "engine/spec/choose.h"
+#include "engine/spec/draft.h"
 #include "engine/text/detok.h"
 
 typedef struct {
@@ -72,6 +74,15 @@ struct request_s {
     buf_t out;
     size_t out_pos;
     bool finished; /* DONE or ERROR is written */
+
+    /* speculative decoding (speculate.c) */
+    spec_track_t track[SPEC_DRAFTERS];
+    int drafter; /* that made these drafts */
+    draft_track_t drafted;
+    int32_t draft[SPEC_MAX];
+    int n_right;         /* of the drafts of this step, so far */
+    uint32_t n_drafted;  /* verified, */
+    uint32_t n_accepted; /* and right, in all */
 
     uint64_t scheduled_ns; /* 0: not yet */
     uint64_t first_ns;

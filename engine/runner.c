@@ -8,6 +8,12 @@
  * tell the two apart.  No row depends on what another one of its block emits:
  * a sequence has one row that samples, and scores depend on the prompt alone.
  * A draw reads the engine's state and writes its row and its result only.
+ *
+ * Drafts are verified like this: the row of each is drawn as if all before it
+ * were right; the token that is drawn at a position is what the answer has
+ * there, with or without drafts, and the next row counts only if the draft was
+ * that token.  With penalties a draw depends on the tokens before it, so these
+ * rows wait until those have been emitted.
  */
 
 #include "engine/runner.h"
@@ -39,9 +45,22 @@ draw_row(samp_t *samp, const batch_out_t *out, float *logits,
     }
 
     if (req->max_tokens > 0) {
-        samp_sample(samp, &req->samp, req->samp_state, logits, req->n_output,
-                    (uint64_t) req->seq.n_tokens, result);
+        const int position = out->position + 1; /* of the token */
+
+        samp_sample(samp, &req->samp, req->samp_state, logits,
+                    position - req->seq.n_prompt, (uint64_t) position, result);
     }
+}
+
+
+/* Must the tokens of the rows before it be known? */
+static bool
+drawn_late(const batch_out_t *out)
+{
+    const request_t *req = out->seq->owner;
+
+    return out->verify && req->samp_state != NULL
+           && out->position > out->seq->executed;
 }
 
 
@@ -55,8 +74,10 @@ draw_share(void *arg, int share, int n_shares)
     const int n = n_shares < engine->n_samplers ? n_shares : engine->n_samplers;
 
     for (int i = share; share < n && i < job->n; i += n) {
-        draw_row(engine->samplers[share], &job->outs[i],
-                 job->logits + (size_t) i * n_vocab, &engine->results[i]);
+        if (!drawn_late(&job->outs[i])) {
+            draw_row(engine->samplers[share], &job->outs[i],
+                     job->logits + (size_t) i * n_vocab, &engine->results[i]);
+        }
     }
 }
 
@@ -109,10 +130,39 @@ device_failed(engine_t *engine)
 }
 
 
+/* A row of a sequence with drafts: the i-th counts if i of them were right. */
+static void
+verify_row(engine_t *engine, const batch_out_t *out, float *logits,
+           samp_result_t *result)
+{
+    request_t *req = out->seq->owner;
+    seq_t *seq = out->seq;
+    const int i = out->position - seq->executed;
+
+    if (req->finished || req->n_right < i) {
+        return;
+    }
+
+    if (drawn_late(out)) {
+        draw_row(engine->samplers[0], out, logits, result);
+    }
+
+    /* a draft that is right has its K and V in the pages; counted before the
+     * token, which may be the last, ends the sequence */
+    if (i < seq->n_draft && result->token == seq->draft[i]) {
+        seq->computed++;
+        req->n_right++;
+    }
+
+    emit_row(engine, out, result);
+}
+
+
 /* Rows first … first + n − 1 of those that are looked at. */
 static void
 run_block(engine_t *engine, int first, int n, uint64_t *since)
 {
+    const size_t n_vocab = (size_t) model_config(engine->model)->n_vocab;
     draw_job_t job = { .engine = engine,
                        .outs = &engine->batch.outs[first],
                        .logits = model_logits(engine->model, first, n),
@@ -128,7 +178,14 @@ run_block(engine_t *engine, int first, int n, uint64_t *since)
     tally_phase(engine, LLM_PHASE_SAMPLE, since);
 
     for (int i = 0; i < n; i++) {
-        emit_row(engine, &job.outs[i], &engine->results[i]);
+        samp_result_t *result = &engine->results[i];
+
+        if (job.outs[i].verify) {
+            verify_row(engine, &job.outs[i], job.logits + (size_t) i * n_vocab,
+                       result);
+        } else {
+            emit_row(engine, &job.outs[i], result);
+        }
     }
 
     tally_phase(engine, LLM_PHASE_EMIT, since);

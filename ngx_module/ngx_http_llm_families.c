@@ -84,6 +84,78 @@ const ngx_http_llm_value_t  ngx_http_llm_values[] = {
       NULL,
       llm_at(finished[LLM_FINISH_ERROR]), NGX_HTTP_LLM_PLAIN },
 
+    { "vllm:spec_decode_num_drafts_total", "counter", NULL,
+      "Drafts verified: one for each sequence and step.",
+      llm_at(spec_drafts), NGX_HTTP_LLM_PLAIN },
+
+    { "vllm:spec_decode_num_draft_tokens_total", "counter", NULL,
+      "Draft tokens verified.",
+      llm_at(spec_draft_tokens), NGX_HTTP_LLM_PLAIN },
+
+    { "vllm:spec_decode_num_accepted_tokens_total", "counter", NULL,
+      "Draft tokens accepted.",
+      llm_at(spec_accepted), NGX_HTTP_LLM_PLAIN },
+
+    { "vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter",
+      "position=\"0\"", "Draft tokens accepted, by their place in the draft.",
+      llm_at(spec_accepted_at[0]), NGX_HTTP_LLM_PLAIN },
+
+    { "vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter",
+      "position=\"1\"", NULL,
+      llm_at(spec_accepted_at[1]), NGX_HTTP_LLM_PLAIN },
+
+    { "vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter",
+      "position=\"2\"", NULL,
+      llm_at(spec_accepted_at[2]), NGX_HTTP_LLM_PLAIN },
+
+    { "vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter",
+      "position=\"3\"", NULL,
+      llm_at(spec_accepted_at[3]), NGX_HTTP_LLM_PLAIN },
+
+    { "vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter",
+      "position=\"4\"", NULL,
+      llm_at(spec_accepted_at[4]), NGX_HTTP_LLM_PLAIN },
+
+    { "vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter",
+      "position=\"5\"", NULL,
+      llm_at(spec_accepted_at[5]), NGX_HTTP_LLM_PLAIN },
+
+    { "vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter",
+      "position=\"6\"", NULL,
+      llm_at(spec_accepted_at[6]), NGX_HTTP_LLM_PLAIN },
+
+    { "vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter",
+      "position=\"7\"", NULL,
+      llm_at(spec_accepted_at[7]), NGX_HTTP_LLM_PLAIN },
+
+    { "vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter",
+      "position=\"8\"", NULL,
+      llm_at(spec_accepted_at[8]), NGX_HTTP_LLM_PLAIN },
+
+    { "vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter",
+      "position=\"9\"", NULL,
+      llm_at(spec_accepted_at[9]), NGX_HTTP_LLM_PLAIN },
+
+    { "vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter",
+      "position=\"10\"", NULL,
+      llm_at(spec_accepted_at[10]), NGX_HTTP_LLM_PLAIN },
+
+    { "vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter",
+      "position=\"11\"", NULL,
+      llm_at(spec_accepted_at[11]), NGX_HTTP_LLM_PLAIN },
+
+    { "vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter",
+      "position=\"12\"", NULL,
+      llm_at(spec_accepted_at[12]), NGX_HTTP_LLM_PLAIN },
+
+    { "vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter",
+      "position=\"13\"", NULL,
+      llm_at(spec_accepted_at[13]), NGX_HTTP_LLM_PLAIN },
+
+    { "vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter",
+      "position=\"14\"", NULL,
+      llm_at(spec_accepted_at[14]), NGX_HTTP_LLM_PLAIN },
+
     { "vllm:admission_rejections_total", "counter",
       "reason=\"max_num_queued_reqs\"",
       "Requests refused because the queue was full.",

@@ -38,7 +38,7 @@
 #include "engine/ipc/stats.h"
 
 enum {
-    LLM_SHM_ABI = 3, /* changes with every change of this layout */
+    LLM_SHM_ABI = 4, /* changes with every change of this layout */
     LLM_MAX_WORKERS = 256,
     LLM_MAX_SLOTS = 4096, /* per worker */
 };

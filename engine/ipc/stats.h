@@ -42,6 +42,8 @@ typedef struct {
     _Atomic uint64_t sum; /* microseconds, tokens, … as the bounds */
 } llm_hist_t;
 
+enum { LLM_SPEC_MAX = 15 }; /* drafts of a sequence in one step */
+
 /* 64-bit numbers only: llm_stats_reset() goes by that. */
 typedef struct {
     /* gauges */
@@ -74,6 +76,10 @@ typedef struct {
     _Atomic uint64_t prefix_hits;    /* and found there */
     _Atomic uint64_t again_queries;  /* the same after a preemption */
     _Atomic uint64_t again_hits;
+    _Atomic uint64_t spec_drafts;       /* sequences × steps with drafts */
+    _Atomic uint64_t spec_draft_tokens; /* drafts verified */
+    _Atomic uint64_t spec_accepted;     /* of these, right */
+    _Atomic uint64_t spec_accepted_at[LLM_SPEC_MAX]; /* by their place */
     _Atomic uint64_t rejected; /* refused because the queue is full */
     _Atomic uint64_t finished[LLM_FINISH_MAX];
 

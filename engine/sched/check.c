@@ -15,7 +15,10 @@ check_running(const sched_t *sched, const seq_t *seq)
     llm_assert(seq->tenant->n_seqs > 0);
     llm_assert(seq->computed >= 1 && seq->computed <= seq->n_tokens);
     llm_assert(seq->executed <= seq->computed && seq->forked == 0);
-    llm_assert(seq->table.n == kv_pages_for(room));
+    llm_assert(
+        seq->table.n == kv_pages_for(room)
+        || (seq->n_draft > 0
+            && seq->table.n == kv_pages_for(seq->executed + 1 + seq->n_draft)));
     llm_assert(seq->table.n_public <= seq->computed / KV_PAGE);
     (void) seq;
     (void) room;

@@ -71,8 +71,9 @@ cost_observe(cost_t *cost, cost_step_t step, uint64_t ns)
 }
 
 
+/* growth: of the time beyond the last point, beside that of the rows. */
 static double
-rows_ns(const cost_t *cost, int rows)
+rows_ns(const cost_t *cost, int rows, double growth)
 {
     const cost_point_t *below = NULL, *above = NULL;
 
@@ -98,7 +99,7 @@ rows_ns(const cost_t *cost, int rows)
     }
 
     if (above == NULL) {
-        return below->ns * rows / below->rows;
+        return below->ns * (1 + growth * (rows / below->rows - 1));
     }
 
     return below->ns
@@ -110,7 +111,14 @@ rows_ns(const cost_t *cost, int rows)
 double
 cost_ns(const cost_t *cost, cost_step_t step)
 {
-    return rows_ns(cost, step.rows) + cost->slope * step.attended;
+    return rows_ns(cost, step.rows, 1) + cost->slope * step.attended;
+}
+
+
+double
+cost_least_ns(const cost_t *cost, cost_step_t step)
+{
+    return rows_ns(cost, step.rows, 0) + cost->slope * step.attended;
 }
 
 

@@ -9,7 +9,8 @@
  * corrects the point near its number of rows and the slope, and what was never
  * measured is taken from the nearest points.
  *
- * The scheduler asks how many rows of prefill may ride along with decodes.
+ * The scheduler asks how many rows of prefill may ride along with decodes,
+ * speculative decoding how many rows of drafts.
  */
 
 #ifndef ENGINE_SCHED_COST_H
@@ -45,6 +46,10 @@ void cost_observe(cost_t *cost, cost_step_t step, uint64_t ns);
  * by interpolation, beyond the last in proportion to the rows (it cannot grow
  * faster), below the first as long as that. */
 double cost_ns(const cost_t *cost, cost_step_t step);
+
+/* The same, but beyond the last point no longer than there: what it takes if
+ * rows that were never tried come for nothing. */
+double cost_least_ns(const cost_t *cost, cost_step_t step);
 
 /* How many rows, at most max, that attend to context tokens each, may be added
  * to step before it takes longer than ns.  max while nothing is known. */

@@ -10,9 +10,10 @@
 
 typedef struct {
     seq_t *seq;
-    int first; /* position of the first token to compute */
-    int count; /* tokens to compute, ≥ 1 */
-    bool last; /* the step reaches the end of its tokens: sample */
+    int first;   /* position of the first token to compute */
+    int count;   /* tokens to compute, ≥ 1, with the drafts */
+    int n_draft; /* of them: behind the sequence's last token */
+    bool last;   /* the step reaches the end of its tokens: sample */
 } plan_row_t;
 
 /* A page to be copied before anything is computed (share.h). */

@@ -274,6 +274,10 @@ begin_step(sched_t *sched)
             share_publish(sched->prefix, seq, seq->n_tokens);
         }
 
+        if (sched->reserve == 0) {
+            kv_table_truncate(&seq->table, sched->pool, seq->computed);
+        }
+
         seq->executed = seq->computed;
         generated += charge_output(sched, seq);
         sched->n_parked += seq->parked;
@@ -415,6 +419,34 @@ top_up(sched_t *sched, int most)
 }
 
 
+/* Rows for drafts, in what is left of budget and pages. */
+static void
+add_drafts(sched_t *sched)
+{
+    for (list_t *l = sched->running.next; l != &sched->running; l = l->next) {
+        seq_t *seq = sched_seq(l);
+        const int end = seq->computed + seq->count;
+        int n = seq->n_draft < sched->budget ? seq->n_draft : sched->budget;
+
+        /* not for one that lost its pages in this step and is back */
+        if (seq->count != 1 || end != seq->n_tokens || seq->executed < 0) {
+            n = 0;
+        }
+
+        if (n > 0 && kv_table_grow(&seq->table, sched->pool, end + n) != LLM_OK)
+        {
+            const int room = seq->table.n * KV_PAGE - end;
+
+            n = n < room ? n : room;
+        }
+
+        seq->n_draft = n;
+        seq->count += n;
+        sched->budget -= n;
+    }
+}
+
+
 static void
 write_rows(sched_t *sched)
 {
@@ -428,10 +460,12 @@ write_rows(sched_t *sched)
                 .seq = seq,
                 .first = seq->computed,
                 .count = seq->count,
-                .last = seq->computed + seq->count == seq->n_tokens,
+                .n_draft = seq->n_draft,
+                .last =
+                    seq->computed + seq->count - seq->n_draft == seq->n_tokens,
             };
             plan->n_tokens += seq->count;
-            seq->computed += seq->count;
+            seq->computed += seq->count - seq->n_draft;
         }
     }
 }
@@ -453,6 +487,7 @@ sched_step(sched_t *sched)
 
     top_up(sched, sched->share);
     top_up(sched, INT_MAX);
+    add_drafts(sched);
     write_rows(sched);
 
     return &sched->plan;

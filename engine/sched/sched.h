@@ -45,6 +45,12 @@
  * inter_token_ns, or twice as long as the decodes alone if that is more, by
  * what steps were measured to cost (cost.h); a few rows are always allowed.
  *
+ * Drafts of a sequence that decodes are verified in the same step, as more
+ * rows of it, if budget and free pages are left when all others have theirs:
+ * they preempt nobody and delay nobody.  `computed` counts none of them; the
+ * owner adds those that proved right, and what the others' pages were is
+ * given back in the next step.
+ *
  * A parked sequence is left out of steps.  It keeps its pages and counts among
  * the running ones until another sequence needs a page or a seat: then parked
  * sequences are preempted before anyone else.

@@ -64,6 +64,12 @@ struct seq_s {
 
     int count; /* tokens to compute in the step that is being planned */
 
+    /* Guesses at the tokens that follow, to be verified in one step: borrowed
+     * from the owner until it is over.  The owner sets n_draft before the
+     * step; the scheduler lowers it to what it could plan. */
+    const int32_t *draft;
+    int n_draft;
+
     void *owner; /* the request */
 };
 

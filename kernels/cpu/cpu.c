@@ -122,7 +122,10 @@ cpu_close(op_dev_t *dev)
         return;
     }
 
-    cpu_pool_destroy(dev->pool);
+    if (!dev->borrows_pool) {
+        cpu_pool_destroy(dev->pool);
+    }
+
     cpu_linear_fini(dev);
     cpu_weight_fini(dev);
     cpu_attn_fini(dev);
@@ -172,10 +175,19 @@ cpu_open(const op_open_t *params, op_err_t *err)
         return NULL;
     }
 
-    const int threads = threads_of(params);
+    int threads = threads_of(params);
 
     dev->isa = isa;
-    dev->pool = cpu_pool_create(threads);
+
+    if (params->beside != NULL) {
+        dev->isa = params->beside->isa;
+        dev->pool = params->beside->pool;
+        dev->borrows_pool = 1;
+        threads = cpu_pool_threads(dev->pool);
+    } else {
+        dev->pool = cpu_pool_create(threads);
+    }
+
     if (dev->pool == NULL) {
         snprintf(err->text, sizeof(err->text), "cannot start %d threads",
                  threads);
@@ -185,13 +197,14 @@ cpu_open(const op_open_t *params, op_err_t *err)
 
     const char *pinned = "";
 
-    if (params->pinned) {
+    if (params->pinned && !dev->borrows_pool) {
         pinned = cpu_pool_pin(dev->pool, params->reserved) ? ", pinned"
                                                            : ", not pinned";
     }
 
     snprintf(dev->describe, sizeof(dev->describe), "%s, %d thread%s%s",
-             isa_long_names[isa], threads, threads == 1 ? "" : "s", pinned);
+             isa_long_names[dev->isa], threads, threads == 1 ? "" : "s",
+             pinned);
     return dev;
 }
 

@@ -32,6 +32,7 @@ typedef struct cpu_arena_s cpu_arena_t;
 
 struct op_dev_s {
     cpu_pool_t *pool;
+    int borrows_pool; /* op_open_t's beside */
     int isa;
     op_limits_t limits;
     char describe[64];

@@ -221,7 +221,8 @@ open_device(op_dev_t *dev, op_err_t *err)
 op_dev_t *
 cuda_open(const op_open_t *params, op_err_t *err)
 {
-    const int id = choose(params->device, err);
+    const int id = params->beside != NULL ? params->beside->id
+                                          : choose(params->device, err);
     op_dev_t *dev;
 
     if (id < 0) {

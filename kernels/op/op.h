@@ -52,6 +52,11 @@ typedef struct {
     bool pinned;     /* a CPU for each thread, where all but those reserved
                         are ours */
     int device;      /* which of several, from 0; -1: the one with most room */
+
+    /* NULL, or an open device of the same backend whose processor (threads)
+     * this one uses, too: they never run at once, and this one is closed
+     * first.  threads and isa are then those of it. */
+    op_dev_t *beside;
 } op_open_t;
 
 /* Memory of a device, bytes. */

@@ -42,6 +42,12 @@ typedef struct {
     int max_len;
     int pages; /* of the KV cache; 0: ample */
     op_dtype_t dtype;
+
+    /* speculative decoding */
+    const char *speculative; /* NULL: off */
+    const char *draft_model; /* NULL: none */
+    const char *k;           /* num_speculative_tokens; NULL: auto */
+    int (*drafter)(const int32_t *tokens, int n_tokens, int n, int32_t *draft);
 } setup_t;
 
 
@@ -75,12 +81,26 @@ open_engine(const setup_t *setup)
     set_word(&conf, word, "prefix_caching", setup->caching ? "on" : "off");
     set_word(&conf, word, "chunked_prefill", setup->chunked ? "on" : "off");
 
+    if (setup->speculative != NULL) {
+        set_word(&conf, word, "speculative", setup->speculative);
+    }
+
+    if (setup->k != NULL) {
+        set_word(&conf, word, "num_speculative_tokens", setup->k);
+    }
+
+    conf.speculative_model = setup->draft_model;
+    conf.test_drafter = setup->drafter;
+
     if (setup->pages > 0) {
         /* SmolLM2-135M: 30 layers of 3 KV heads of 64, K and V; a block of 32
          * takes 64 bytes or 34 */
         const int block = setup->dtype == OP_F16 ? 64 : 34;
 
-        sprintf(value, "%d", setup->pages * 30 * 3 * 2 * 16 * 2 * block);
+        /* the draft model is the model itself */
+        const int n = setup->pages * (setup->draft_model != NULL ? 2 : 1);
+
+        sprintf(value, "%d", n * 30 * 3 * 2 * 16 * 2 * block);
         set_word(&conf, word, "kv_cache_memory", value);
     }
 
