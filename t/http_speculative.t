@@ -36,7 +36,7 @@ my %wrong = (
         '--vocab 999'],
     other => [qr/its token \d+ is not that of the model: use one of the same/,
         '--vocab 49152'],
-    none => [qr/XX/],
+    none => [qr/".*none\.gguf": this is not a GGUF file/],
 );
 
 my $t = LLM::Test->new(engine => "max_model_len 1024; $kv",
