@@ -218,8 +218,11 @@ parse_drafter(const conf_row_t *row, const char *word, size_t len,
 
     *drafter = (conf_drafter_t){ .kind = DRAFT_NGRAM };
 
-    return sscanf(text, "ngram:%2d:%2d%n", &drafter->min, &drafter->max, &used)
-               == 2
+    /* nor the spaces and signs that sscanf() would take */
+    return text[strspn(text, "ngram:0123456789")] == '\0'
+           && sscanf(text, "ngram:%2d:%2d%n", &drafter->min, &drafter->max,
+                     &used)
+                  == 2
            && (size_t) used == len && drafter->min >= row->min
            && drafter->max >= drafter->min && drafter->max <= row->max;
 }
@@ -230,32 +233,32 @@ static int
 conf_set_spec(engine_conf_t *conf, const conf_row_t *row, const char *value,
               llm_err_t *err)
 {
-    conf->n_drafters = 0;
+    conf_drafter_t drafters[SPEC_DRAFTERS] = { 0 };
+    int n = 0;
 
-    if (strcmp(value, "off") == 0) {
-        return LLM_OK;
-    }
-
-    for (const char *word = value;; word++) {
+    for (const char *word = value; strcmp(value, "off") != 0; word++) {
         const size_t len = strcspn(word, ",");
 
-        if (conf->n_drafters == SPEC_DRAFTERS - 1
-            || !parse_drafter(row, word, len,
-                              &conf->drafters[conf->n_drafters]))
-        {
+        if (n == SPEC_DRAFTERS - 1
+            || !parse_drafter(row, word, len, &drafters[n])) {
             return llm_err_set(err, LLM_BADREQ, row->key,
                                "%s=%s: use off, ngram:MIN:MAX (1 to %ld tokens)"
                                " or suffix, or some of these with commas",
                                row->key, value, row->max);
         }
 
-        conf->n_drafters++;
+        n++;
         word += len;
 
         if (*word == '\0') {
-            return LLM_OK;
+            break;
         }
     }
+
+    memcpy(conf->drafters, drafters, sizeof(drafters));
+    conf->n_drafters = n;
+
+    return LLM_OK;
 }
 
 

@@ -450,6 +450,8 @@ emit_finish(engine_t *engine, request_t *req, uint32_t finish,
         .ttft_us = elapsed_us(req->from.submit_ns, req->first_ns),
         .total_us = elapsed_us(req->from.submit_ns, clock_now_ns()),
         .preemptions = (uint32_t) req->seq.preemptions,
+        .drafted_tokens = req->n_drafted,
+        .accepted_tokens = req->n_accepted,
     };
 
     emit_record(req, payload, llm_encode_done(payload, sizeof(payload), &done));

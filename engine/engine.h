@@ -56,7 +56,7 @@ struct engine_s {
     kv_pool_t *pool;
     kv_prefix_t *prefix; /* NULL: prefix_caching off, or reservation */
     sched_t *sched;
-    cost_t cost; /* of a step, learned */
+    cost_t cost;       /* of a step, learned */
     speculate_t *spec; /* NULL: off */
     batch_t batch;
     int n_samplers; /* threads that draw at once: ≤ the backend's */

@@ -147,11 +147,16 @@ verify_row(engine_t *engine, const batch_out_t *out, float *logits,
         draw_row(engine->samplers[0], out, logits, result);
     }
 
+    if (i == 0) {
+        req->n_drafted += (uint32_t) seq->n_draft;
+    }
+
     /* a draft that is right has its K and V in the pages; counted before the
      * token, which may be the last, ends the sequence */
     if (i < seq->n_draft && result->token == seq->draft[i]) {
         seq->computed++;
         req->n_right++;
+        req->n_accepted++;
     }
 
     emit_row(engine, out, result);

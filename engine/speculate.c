@@ -505,8 +505,6 @@ speculate_learn(engine_t *engine, const plan_t *plan)
         spec_learn(&spec->prior[req->drafter], &req->track[req->drafter],
                    n_draft, req->n_right);
         count(engine->stats, n_draft, req->n_right);
-        req->n_drafted += n_draft;
-        req->n_accepted += req->n_right;
 
         if (by_model(engine, req) && req->seq.state == SEQ_RUNNING) {
             draft_settle(spec->draft, &req->seq, owner_of(req), &req->drafted,

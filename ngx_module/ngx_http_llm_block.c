@@ -10,6 +10,7 @@
 #include "ngx_module/ngx_http_llm_block.h"
 #include "ngx_module/ngx_http_llm_conf.h"
 #include "ngx_module/ngx_http_llm_option.h"
+#include "engine/ipc/stats.h"
 
 
 #define NGX_HTTP_LLM_PROGRAM   "/usr/lib/nginx-llm/llm-engine"
@@ -74,6 +75,15 @@ static const ngx_http_llm_option_t  ngx_http_llm_options[] = {
     { ngx_string("repack_cache"), NGX_HTTP_LLM_FOLDER,
       llm_at(repack_cache), 0, 0, { "on", "off" } },
 
+    { ngx_string("speculative"), NGX_HTTP_LLM_SPECULATIVE,
+      llm_at(speculative), 1, 64, { NULL, NULL } },
+
+    { ngx_string("speculative_model"), NGX_HTTP_LLM_FILE,
+      llm_at(speculative_model), 0, 0, { NULL, NULL } },
+
+    { ngx_string("num_speculative_tokens"), NGX_HTTP_LLM_AUTO_NUMBER,
+      llm_at(num_speculative_tokens), 1, LLM_SPEC_MAX, { NULL, NULL } },
+
     { ngx_string("threads"), NGX_HTTP_LLM_AUTO_NUMBER,
       llm_at(threads), 1, 1024, { NULL, NULL } },
 
@@ -99,6 +109,12 @@ static const ngx_http_llm_option_t  ngx_http_llm_options[] = {
 };
 
 #undef llm_at
+
+
+/* that a directive takes at most 1, 2, 3 */
+static const char  *ngx_http_llm_counts[] = {
+    "one", "one or two", "one to three"
+};
 
 
 static ngx_uint_t
@@ -197,7 +213,7 @@ ngx_http_llm_block_option(ngx_conf_t *cf, ngx_command_t *dummy, void *conf)
 {
     ngx_http_llm_engine_t        *engine;
     ngx_str_t                    *value;
-    ngx_uint_t                    i, max;
+    ngx_uint_t                    i, max, repeated;
     const ngx_http_llm_option_t  *option;
 
     engine = cf->handler_conf;
@@ -212,18 +228,18 @@ ngx_http_llm_block_option(ngx_conf_t *cf, ngx_command_t *dummy, void *conf)
             continue;
         }
 
-        max = (option->kind >= NGX_HTTP_LLM_MODEL) ? 2 : 1;
+        repeated = (option->kind == NGX_HTTP_LLM_SPECULATIVE);
+        max = repeated ? 3 : (option->kind >= NGX_HTTP_LLM_MODEL) ? 2 : 1;
 
         if (cf->args->nelts < 2 || cf->args->nelts - 1 > max) {
             ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
                                "invalid number of arguments in \"%V\" of "
                                "llm_engine \"%V\": it takes %s", &value[0],
-                               &engine->name,
-                               max == 1 ? "one" : "one or two");
+                               &engine->name, ngx_http_llm_counts[max - 1]);
             return NGX_CONF_ERROR;
         }
 
-        if (engine->seen & ((ngx_uint_t) 1 << i)) {
+        if (!repeated && (engine->seen & ((ngx_uint_t) 1 << i))) {
             ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
                                "duplicate \"%V\" in llm_engine \"%V\"",
                                &value[0], &engine->name);
@@ -301,6 +317,16 @@ ngx_http_llm_block_check(ngx_conf_t *cf, ngx_http_llm_engine_t *engine)
                            "lower the second or turn chunked_prefill on",
                            engine->max_num_batched_tokens, &engine->name,
                            engine->max_model_len);
+        return NGX_CONF_ERROR;
+    }
+
+    /* drafters have longer names than "off" */
+
+    if (engine->speculative_model.len && engine->speculative.len == 3) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "llm_engine \"%V\" has both \"speculative off\" and "
+                           "a speculative_model: take one of them out",
+                           &engine->name);
         return NGX_CONF_ERROR;
     }
 

@@ -45,8 +45,8 @@ ngx_http_llm_gen_key(ngx_cycle_t *cycle, ngx_http_llm_engine_t *engine)
 #define llm_str(s)  (int) (s).len, (char *) (s).data
 
     n = asprintf(&key, "%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s"
-                 "|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s"
-                 "|%lu|%lu|%lu|%lu|%lu|%lu|%lu|%lu|%lld|%ld|%ld",
+                 "|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s"
+                 "|%lu|%lu|%lu|%lu|%lu|%lu|%lu|%lu|%lu|%lld|%ld|%ld",
                  llm_str(engine->name), llm_str(engine->model),
                  llm_str(engine->alias), llm_str(engine->device),
                  llm_str(engine->chat_template), llm_str(engine->program),
@@ -60,6 +60,8 @@ ngx_http_llm_gen_key(ngx_cycle_t *cycle, ngx_http_llm_engine_t *engine)
                  llm_str(engine->kv_cache_dtype),
                  llm_str(engine->repack_cache),
                  llm_str(engine->cpu_affinity),
+                 llm_str(engine->speculative),
+                 llm_str(engine->speculative_model),
                  (unsigned long) engine->block_size,
                  (unsigned long) engine->max_model_len,
                  (unsigned long) engine->max_num_seqs,
@@ -67,6 +69,7 @@ ngx_http_llm_gen_key(ngx_cycle_t *cycle, ngx_http_llm_engine_t *engine)
                  (unsigned long) engine->long_prefill_token_threshold,
                  (unsigned long) engine->threads,
                  (unsigned long) engine->reserved_cpus,
+                 (unsigned long) engine->num_speculative_tokens,
                  (unsigned long) engine->slots,
                  (long long) engine->kv_cache_memory,
                  (long) ccf->user, (long) ccf->group);
@@ -108,6 +111,9 @@ ngx_http_llm_gen_argv(ngx_cycle_t *cycle, ngx_http_llm_engine_t *engine,
         { "kv_cache_memory", NULL, (ngx_uint_t) engine->kv_cache_memory },
         { "kv_cache_dtype", &engine->kv_cache_dtype, 0 },
         { "repack_cache", &engine->repack_cache, 0 },
+        { "speculative", &engine->speculative, 0 },
+        { "speculative_model", &engine->speculative_model, 0 },
+        { "num_speculative_tokens", NULL, engine->num_speculative_tokens },
         { "threads", NULL, engine->threads },
         { "reserved_cpus", NULL, engine->reserved_cpus },
         { "cpu_affinity", &engine->cpu_affinity, 0 },

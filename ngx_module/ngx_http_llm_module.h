@@ -42,6 +42,9 @@ typedef struct {
     ngx_str_t                kv_cache_prefault;  /* "on" or "off" */
     ngx_str_t                repack_cache;       /* the same, or a folder */
     ngx_str_t                cpu_affinity;       /* "on" or "off" */
+    ngx_str_t                speculative;        /* "off", or drafters as the
+                                                    engine names them */
+    ngx_str_t                speculative_model;
 
     ngx_uint_t               block_size;
     ngx_uint_t               max_model_len;
@@ -50,6 +53,7 @@ typedef struct {
     ngx_uint_t               long_prefill_token_threshold;
     ngx_uint_t               threads;
     ngx_uint_t               reserved_cpus;
+    ngx_uint_t               num_speculative_tokens;
     ngx_uint_t               slots;
     off_t                    kv_cache_memory;
 

@@ -20,6 +20,11 @@ static char *ngx_http_llm_option_alias(ngx_conf_t *cf,
     ngx_http_llm_engine_t *engine);
 static char *ngx_http_llm_option_level(ngx_conf_t *cf,
     ngx_http_llm_engine_t *engine);
+static char *ngx_http_llm_option_speculative(ngx_conf_t *cf,
+    ngx_http_llm_engine_t *engine, const ngx_http_llm_option_t *option);
+static char *ngx_http_llm_option_ngram(ngx_conf_t *cf,
+    ngx_http_llm_engine_t *engine, const ngx_http_llm_option_t *option,
+    ngx_str_t *drafter);
 
 
 static const char  *ngx_http_llm_log_levels[] = {
@@ -120,6 +125,9 @@ ngx_http_llm_option_set(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
         *(ngx_str_t *) field = value[1];
 
         return ngx_http_llm_option_path(cf, engine, option);
+
+    case NGX_HTTP_LLM_SPECULATIVE:
+        return ngx_http_llm_option_speculative(cf, engine, option);
 
     default:
         return ngx_http_llm_option_number(cf, engine, option);
@@ -380,4 +388,124 @@ ngx_http_llm_option_level(ngx_conf_t *cf, ngx_http_llm_engine_t *engine)
                        &value[2], &engine->name);
 
     return NGX_CONF_ERROR;
+}
+
+
+/* the engine gets all drafters in one word, divided by commas */
+
+static char *
+ngx_http_llm_option_speculative(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
+    const ngx_http_llm_option_t *option)
+{
+    u_char      *p, *last;
+    ngx_str_t   *value, *field, drafter;
+    ngx_uint_t   off;
+
+    value = cf->args->elts;
+    field = (ngx_str_t *) ((char *) engine + option->offset);
+
+    drafter = value[1];
+    off = (ngx_strcmp(drafter.data, "off") == 0);
+
+    if (ngx_strcmp(drafter.data, "ngram") == 0) {
+
+        if (ngx_http_llm_option_ngram(cf, engine, option, &drafter)
+            != NGX_CONF_OK)
+        {
+            return NGX_CONF_ERROR;
+        }
+
+    } else if (!off && ngx_strcmp(drafter.data, "suffix") != 0) {
+        return ngx_http_llm_option_invalid(cf, engine, "use \"off\", \"ngram "
+                                           "[min=N] [max=N]\" or \"suffix\"");
+
+    } else if (cf->args->nelts > 2) {
+        return ngx_http_llm_option_invalid(cf, engine,
+                                           "only ngram takes parameters");
+    }
+
+    if (field->len == 0) {
+        *field = drafter;
+        return NGX_CONF_OK;
+    }
+
+    if (off || ngx_strcmp(field->data, "off") == 0) {
+        return ngx_http_llm_option_invalid(cf, engine,
+                                           "\"off\" must be alone");
+    }
+
+    if (ngx_strstr(field->data, (char *) value[1].data)) {
+        return ngx_http_llm_option_invalid(cf, engine, "it is a duplicate");
+    }
+
+    p = ngx_pnalloc(cf->pool, field->len + 1 + drafter.len + 1);
+    if (p == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    last = ngx_sprintf(p, "%V,%V%Z", field, &drafter);
+
+    field->data = p;
+    field->len = last - p - 1;
+
+    return NGX_CONF_OK;
+}
+
+
+static char *
+ngx_http_llm_option_ngram(ngx_conf_t *cf, ngx_http_llm_engine_t *engine,
+    const ngx_http_llm_option_t *option, ngx_str_t *drafter)
+{
+    ngx_int_t    n, min, max, *place;
+    ngx_str_t   *value;
+    ngx_uint_t   i, seen, bit;
+
+    value = cf->args->elts;
+
+    min = 2;
+    max = 5;
+    seen = 0;
+
+    for (i = 2; i < cf->args->nelts; i++) {
+
+        bit = (ngx_strncmp(value[i].data, "min=", 4) == 0) ? 1 : 2;
+        place = (bit == 1) ? &min : &max;
+        n = NGX_ERROR;
+
+        if (bit == 1 || ngx_strncmp(value[i].data, "max=", 4) == 0) {
+            n = ngx_atoi(value[i].data + 4, value[i].len - 4);
+        }
+
+        if (n == NGX_ERROR || (seen & bit)) {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "invalid parameter \"%V\" of speculative in "
+                               "llm_engine \"%V\": use \"min=N\" and "
+                               "\"max=N\", each once", &value[i],
+                               &engine->name);
+            return NGX_CONF_ERROR;
+        }
+
+        *place = n;
+        seen |= bit;
+    }
+
+    if (min < (ngx_int_t) option->min || max < min
+        || max > (ngx_int_t) option->max)
+    {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "min=%i max=%i of speculative in llm_engine \"%V\" "
+                           "are invalid: use %ui <= min <= max <= %ui", min,
+                           max, &engine->name, option->min, option->max);
+        return NGX_CONF_ERROR;
+    }
+
+    drafter->data = ngx_pnalloc(cf->pool, sizeof("ngram:64:64"));
+    if (drafter->data == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    drafter->len = ngx_sprintf(drafter->data, "ngram:%i:%i%Z", min, max)
+                   - drafter->data - 1;
+
+    return NGX_CONF_OK;
 }

@@ -22,7 +22,9 @@ typedef enum {
     NGX_HTTP_LLM_FOLDER,        /* "on", "off" or the same of a folder */
     NGX_HTTP_LLM_FILE,          /* the same, and it can be read */
     NGX_HTTP_LLM_MODEL,         /* the same, and an alias */
-    NGX_HTTP_LLM_LOG            /* path and level */
+    NGX_HTTP_LLM_LOG,           /* path and level */
+    NGX_HTTP_LLM_SPECULATIVE    /* "off", or a drafter with its limits; may be
+                                   repeated */
 } ngx_http_llm_kind_e;
 
 

@@ -16,6 +16,7 @@ enum {
     NGX_HTTP_LLM_CACHED,
     NGX_HTTP_LLM_TTFT,
     NGX_HTTP_LLM_QUEUE,
+    NGX_HTTP_LLM_ACCEPT_RATE,
     NGX_HTTP_LLM_FINISH
 };
 
@@ -43,6 +44,9 @@ static ngx_http_variable_t  ngx_http_llm_vars[] = {
 
     { ngx_string("llm_queue_time"), NULL, ngx_http_llm_variable,
       NGX_HTTP_LLM_QUEUE, NGX_HTTP_VAR_NOCACHEABLE, 0 },
+
+    { ngx_string("llm_accept_rate"), NULL, ngx_http_llm_variable,
+      NGX_HTTP_LLM_ACCEPT_RATE, NGX_HTTP_VAR_NOCACHEABLE, 0 },
 
     { ngx_string("llm_finish_reason"), NULL, ngx_http_llm_variable,
       NGX_HTTP_LLM_FINISH, NGX_HTTP_VAR_NOCACHEABLE, 0 },
@@ -96,6 +100,32 @@ ngx_http_llm_variable_count(ngx_http_llm_ctx_t *ctx, uintptr_t data)
 }
 
 
+/* thousandths; NGX_ERROR: no drafts */
+
+static ngx_int_t
+ngx_http_llm_variable_accepted(ngx_http_llm_ctx_t *ctx)
+{
+    uint64_t                drafted, accepted;
+    ngx_uint_t              i;
+    ngx_http_llm_choice_t  *choice;
+
+    drafted = 0;
+    accepted = 0;
+
+    for (i = 0; i < ctx->n_choices; i++) {
+        choice = &ctx->choices[i];
+
+        if (choice->done) {
+            drafted += choice->result.drafted_tokens;
+            accepted += choice->result.accepted_tokens;
+        }
+    }
+
+    return drafted ? (ngx_int_t) ((accepted * 1000 + drafted / 2) / drafted)
+                   : NGX_ERROR;
+}
+
+
 static const char *
 ngx_http_llm_variable_finish(ngx_http_llm_choice_t *choice)
 {
@@ -113,6 +143,7 @@ ngx_http_llm_variable(ngx_http_request_t *r, ngx_http_variable_value_t *v,
 {
     u_char                 *p;
     uint64_t                n;
+    ngx_int_t               rate;
     const char             *text;
     ngx_http_llm_ctx_t     *ctx;
     ngx_http_llm_choice_t  *choice;
@@ -161,6 +192,16 @@ ngx_http_llm_variable(ngx_http_request_t *r, ngx_http_variable_value_t *v,
         n = (n + 500) / 1000;
 
         v->len = ngx_sprintf(p, "%uL.%03uL", n / 1000, n % 1000) - p;
+        break;
+
+    case NGX_HTTP_LLM_ACCEPT_RATE:
+        rate = ngx_http_llm_variable_accepted(ctx);
+
+        if (rate == NGX_ERROR) {
+            return NGX_OK;
+        }
+
+        v->len = ngx_sprintf(p, "%i.%03i", rate / 1000, rate % 1000) - p;
         break;
 
     default:

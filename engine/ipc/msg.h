@@ -213,6 +213,8 @@ typedef struct {
     uint32_t ttft_us;  /* submit → first token */
     uint32_t total_us; /* submit → done */
     uint32_t preemptions;
+    uint32_t drafted_tokens;  /* of speculative decoding: verified, */
+    uint32_t accepted_tokens; /* and right; at most as many */
 } llm_done_t;
 
 /* Classes of failure; the module maps them to HTTP statuses. */

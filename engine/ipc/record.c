@@ -149,6 +149,8 @@ llm_encode_done(uint8_t *out, uint32_t out_cap, const llm_done_t *done)
     put_u32(&o, done->ttft_us);
     put_u32(&o, done->total_us);
     put_u32(&o, done->preemptions);
+    put_u32(&o, done->drafted_tokens);
+    put_u32(&o, done->accepted_tokens);
 
     return out_len(&o, out);
 }
@@ -307,9 +309,12 @@ decode_done(in_t *in, llm_done_t *done)
     done->ttft_us = get_u32(in);
     done->total_us = get_u32(in);
     done->preemptions = get_u32(in);
+    done->drafted_tokens = get_u32(in);
+    done->accepted_tokens = get_u32(in);
 
     return !in->bad && done->finish < LLM_FINISH_MAX
-           && done->stop_kind <= LLM_STOP_STRING;
+           && done->stop_kind <= LLM_STOP_STRING
+           && done->accepted_tokens <= done->drafted_tokens;
 }
 
 

@@ -89,6 +89,9 @@ test_defaults(void **state)
     assert_int_equal(conf.reserved_cpus, 0);
     assert_false(conf.cpu_affinity);
     assert_int_equal(conf.workers, 8);
+    assert_int_equal(conf.n_drafters, 0);
+    assert_null(conf.speculative_model);
+    assert_int_equal(conf.num_speculative_tokens, 0);
 }
 
 
@@ -104,6 +107,7 @@ test_strings(void **state)
     accept("chat_template=/t.jinja");
     accept("log=/var/log/x");
     accept("repack_cache=/var/cache");
+    accept("speculative_model=/m/small.gguf");
 
     assert_string_equal(conf.name, "chat");
     assert_string_equal(conf.model, "/m/a=b.gguf");
@@ -113,11 +117,13 @@ test_strings(void **state)
     assert_string_equal(conf.chat_template, "/t.jinja");
     assert_string_equal(conf.log, "/var/log/x");
     assert_string_equal(conf.repack_cache, "/var/cache");
+    assert_string_equal(conf.speculative_model, "/m/small.gguf");
 
     /* an empty name is a mistake in a script, never a wish */
     refuse("model=", "model= is empty");
     refuse("alias=", "alias= is empty");
     refuse("log=", "log= is empty");
+    refuse("speculative_model=", "speculative_model= is empty");
 }
 
 
@@ -141,6 +147,7 @@ test_numbers(void **state)
           &conf.max_num_batched_tokens },
         { "long_prefill_token_threshold", 0, 1 << 17, 0,
           &conf.long_prefill_token_threshold },
+        { "num_speculative_tokens", 1, 15, 1, &conf.num_speculative_tokens },
         { "threads", 1, 256, 1, &conf.threads },
         { "reserved_cpus", 0, 255, 0, &conf.reserved_cpus },
         { "workers", 1, 256, 0, &conf.workers },
@@ -279,6 +286,90 @@ test_flags(void **state)
 }
 
 
+/* What of "ngram" and "suffix" is set, as one word. */
+static const char *
+drafters(void)
+{
+    static char text[128];
+    size_t len = 0;
+
+    text[0] = '\0';
+
+    for (int i = 0; i < conf.n_drafters; i++) {
+        const conf_drafter_t *d = &conf.drafters[i];
+
+        len += (size_t) (d->kind == DRAFT_SUFFIX
+                             ? sprintf(text + len, " suffix")
+                             : sprintf(text + len, " ngram %d to %d", d->min,
+                                       d->max));
+    }
+
+    return text;
+}
+
+
+static void
+test_drafters(void **state)
+{
+    static const char *const bad[] = {
+        "",
+        "on",
+        "Off",
+        "off,suffix",
+        "suffix,off",
+        "suffix,",
+        ",suffix",
+        "suffix,,suffix",
+        "suffix suffix",
+        "suffix:1",
+        "ngram",
+        "ngram:",
+        "ngram:2",
+        "ngram:2:",
+        "ngram::5",
+        "ngram:2:5:6",
+        "ngram:0:5",
+        "ngram:5:4",
+        "ngram:2:65",
+        "ngram:65:65",
+        "ngram:2:500",
+        "ngram:2:4294967300",
+        "ngram:-2:5",
+        "ngram:2:+5",
+        "ngram: 2:5",
+        "ngram:2: 5",
+        "ngram:2:5 ",
+        "ngram:2:5x",
+        "ngram:2:5,model",
+        "ngram:1:1,ngram:2:2,ngram:3:3,ngram:4:4",
+        "ngram:00000000000000000000000000000000000000002:5",
+    };
+    char word[128];
+
+    (void) state;
+    accept("speculative=ngram:2:5");
+    assert_string_equal(drafters(), " ngram 2 to 5");
+    accept("speculative=ngram:1:64");
+    assert_string_equal(drafters(), " ngram 1 to 64");
+    accept("speculative=suffix");
+    assert_string_equal(drafters(), " suffix");
+    accept("speculative=suffix,ngram:7:7");
+    assert_string_equal(drafters(), " suffix ngram 7 to 7");
+    accept("speculative=ngram:8:9,suffix,ngram:2:3");
+    assert_string_equal(drafters(), " ngram 8 to 9 suffix ngram 2 to 3");
+
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        snprintf(word, sizeof(word), "speculative=%s", bad[i]);
+        refuse(word, "use off, ngram:MIN:MAX (1 to 64 tokens) or suffix");
+        assert_non_null(strstr(err.text, word));
+        assert_string_equal(err.param, "speculative");
+    }
+
+    accept("speculative=off");
+    assert_string_equal(drafters(), "");
+}
+
+
 static void
 test_levels(void **state)
 {
@@ -374,6 +465,7 @@ main(void)
         cmocka_unit_test_setup(test_numbers, setup),
         cmocka_unit_test_setup(test_sizes, setup),
         cmocka_unit_test_setup(test_flags, setup),
+        cmocka_unit_test_setup(test_drafters, setup),
         cmocka_unit_test_setup(test_levels, setup),
         cmocka_unit_test_setup(test_words, setup),
         cmocka_unit_test_setup(test_check, setup),

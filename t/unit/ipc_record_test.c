@@ -74,7 +74,9 @@ record_start_done(void **state)
                               .queue_us = 4,
                               .ttft_us = 5,
                               .total_us = 6,
-                              .preemptions = UINT32_MAX };
+                              .preemptions = UINT32_MAX,
+                              .drafted_tokens = 9,
+                              .accepted_tokens = 8 };
     uint8_t out[256];
     llm_record_t record;
     uint32_t len;
@@ -90,12 +92,19 @@ record_start_done(void **state)
     assert_int_equal(llm_encode_start(out, 15, &start), 0);
 
     len = llm_encode_done(out, sizeof(out), &done);
-    assert_int_equal(len, 44);
+    assert_int_equal(len, 52);
     only_whole(out, len);
     assert_int_equal(decode_record(out, len, &record), 0);
     assert_int_equal(record.type, LLM_REC_DONE);
     assert_memory_equal(&record.u.done, &done, sizeof(done));
-    assert_int_equal(llm_encode_done(out, 43, &done), 0);
+    assert_int_equal(llm_encode_done(out, 51, &done), 0);
+
+    out[48] = 9; /* all drafts right */
+    assert_int_equal(decode_record(out, len, &record), 0);
+    assert_int_equal(record.u.done.accepted_tokens, 9);
+    out[48] = 10;
+    assert_int_equal(decode_record(out, len, &record), -1);
+    out[48] = 8;
 
     out[4] = LLM_FINISH_MAX;
     assert_int_equal(decode_record(out, len, &record), -1);

@@ -325,13 +325,15 @@ sub metric {
     return $text =~ /^\Q$name\E(?:\{$labels\})? (\S+)$/m ? $1 : undef;
 }
 
-# Pages, slots and queues are back to nothing.
+# Pages, slots and queues are back to nothing; of the engine "chat" unless
+# another is named.
 sub idle_ok {
-    my ($self, $name) = @_;
+    my ($self, $name, $engine) = @_;
+    my $labels = sprintf 'engine="%s",[^}]*', $engine // 'chat';
     my @left;
 
     my $ok = wait_for(sub {
-        @left = map { "$_=" . ($self->metric($_) // 'undef') }
+        @left = map { "$_=" . ($self->metric($_, $labels) // 'undef') }
             qw(llm_kv_pages_used llm_slots_used vllm:num_requests_running
                vllm:num_requests_waiting);
         return !grep { !/=0(?:\.0+)?$/ } @left;
