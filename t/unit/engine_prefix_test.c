@@ -10,8 +10,14 @@
 
 enum { MAX_LEN = 512 };
 
-static const setup_t plain = { false, true, 512, MAX_LEN, 0, OP_F16 };
-static const setup_t cached = { true, true, 512, MAX_LEN, 0, OP_F16 };
+static const setup_t plain = {
+    .chunked = true, .budget = 512, .max_len = MAX_LEN, .dtype = OP_F16
+};
+static const setup_t cached = { .caching = true,
+                                .chunked = true,
+                                .budget = 512,
+                                .max_len = MAX_LEN,
+                                .dtype = OP_F16 };
 
 
 /* Token ids, sampled without frills. */
@@ -238,7 +244,11 @@ test_echo(void **state)
 static void
 test_leader_leaves(void **state)
 {
-    static const setup_t slow = { true, true, 64, MAX_LEN, 0, OP_F16 };
+    static const setup_t slow = { .caching = true,
+                                  .chunked = true,
+                                  .budget = 64,
+                                  .max_len = MAX_LEN,
+                                  .dtype = OP_F16 };
     engine_t *engine = open_engine(&slow);
     int32_t ids[300];
     request_t *reqs[4];
