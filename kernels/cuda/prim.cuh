@@ -514,7 +514,7 @@ mma_f16_16816(float d[4], const uint32_t a[4], const uint32_t b[2])
 }
 
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ < 800
 
 /* The product of mma_bf16_16816() without tensor cores: lane 4 g + t has row g
  * of a and column g of b at k 2t, 2t + 1, and 8 more. */
@@ -548,40 +548,6 @@ prim_mma_bf16(float4 d, uint4 a, uint2 b)
 
 #endif
 
-
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-
-/* The product of mma_bf16_16816() without tensor cores: lane 4 g + t has row g
- * of a and column g of b at k 2t, 2t + 1, and 8 more. */
-static __device__ __noinline__ float4
-prim_mma_bf16(float4 d, uint4 a, uint2 b)
-{
-    const int lane = (int) threadIdx.x % 32;
-
-    for (int k = 0; k < 16; k++) {
-        const int from = k % 8 / 2, shift = k % 2 * 16;
-        const uint32_t low = k < 8 ? a.x : a.z, high = k < 8 ? a.y : a.w;
-        const uint32_t column = k < 8 ? b.x : b.y;
-        const int at = lane % 4 * 8 + from;
-
-        const float x = __uint_as_float(
-            __shfl_sync(FULL_MASK, low, (lane & 28) + from) >> shift << 16);
-        const float y = __uint_as_float(
-            __shfl_sync(FULL_MASK, high, (lane & 28) + from) >> shift << 16);
-        const float u =
-            __uint_as_float(__shfl_sync(FULL_MASK, column, at) >> shift << 16);
-        const float v = __uint_as_float(__shfl_sync(FULL_MASK, column, at + 4)
-                                        >> shift << 16);
-
-        d.x = fmaf(x, u, d.x);
-        d.y = fmaf(x, v, d.y);
-        d.z = fmaf(y, u, d.z);
-        d.w = fmaf(y, v, d.w);
-    }
-    return d;
-}
-
-#endif
 
 static __device__ __forceinline__ void
 mma_bf16_16816(float d[4], const uint32_t a[4], const uint32_t b[2])

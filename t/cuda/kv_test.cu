@@ -175,9 +175,13 @@ run_cpu(const rope_case_t *c, const float *cos_sin, const int32_t *pos,
     static const int32_t table[] = { 3, 2, 1, 0 };
     const int32_t *const tables[] = { table, table };
     const int32_t row_start[] = { 0, A, A + B };
-    const op_open_t params = { 1, "baseline" };
+    op_open_t params = {};
     const op_table_t *cpu = backend_find("cpu");
     op_err_t err;
+
+    params.threads = 1;
+    params.isa = "baseline";
+
     op_dev_t *dev = cpu->open(&params, &err);
     const size_t bytes =
         4 * cpu->kv_page_bytes(dev, OP_F16, 1, c->n_kv_heads, c->head_dim);
