@@ -65,6 +65,9 @@ else
     fetch_model
 fi
 
+# nvcc takes minutes, for nothing where there is no GPU
+[ -e /dev/nvidiactl ] || [ -e /dev/dxg ] || export CUDA="${CUDA:-0}"
+
 build BUILD="$STATE_DIR/build" all
 stop
 
