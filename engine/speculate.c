@@ -13,23 +13,29 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/model/repack_cache.h"
 #include "engine/spec/lookup.h"
 
 enum {
     INDEX_TOKENS = 1 << 18,
+    TRIALS = 14,      /* up to 2^13 sequences */
     DRAFT_ROWS = 256, /* tokens that the draft model computes in a step */
-    SOON = 64 /* tokens over which it must earn what it has to compute */
+    SOON = 64 /* drafts over which it must earn what it has to compute */
 };
 
 _Static_assert((int) SPEC_MAX == (int) LLM_SPEC_MAX, "a counter for each");
 
 struct speculate_s {
     spec_prior_t prior[SPEC_DRAFTERS];
-    spec_index_t *index; /* of the suffix drafter, or NULL */
-    draft_t *draft;      /* the draft model, or NULL */
-    int max_rows;        /* of a pass of it */
+    spec_trial_t trial[TRIALS]; /* by the sequences of a step: 1, 2, 3 - 4, … */
+    uint64_t start;             /* of the step */
+    int n_decode;               /* sequences in it that decode */
+    bool catching_up;           /* the draft model computes a prompt in it */
+    spec_index_t *index;        /* of the suffix drafter, or NULL */
+    draft_t *draft;             /* the draft model, or NULL */
+    int max_rows;               /* of a pass of it */
 
     request_t **who;  /* [max_num_seqs] */
     spec_bid_t *bids; /* [max_num_seqs] of these */
@@ -315,6 +321,7 @@ collect(engine_t *engine)
 
     const int room = engine->conf.max_num_batched_tokens - step.rows;
 
+    engine->spec->n_decode = step.rows;
     step.rows += prefill < room ? prefill : room;
 
     return step;
@@ -397,8 +404,22 @@ want(engine_t *engine, request_t *req, int *rows, int n)
         .draft = req->draft,
     };
 
+    spec->catching_up |= missing > KV_PAGE;
     req->seq.n_draft = missing <= *rows ? n : 0;
     *rows -= missing < *rows ? missing : *rows;
+}
+
+
+static spec_trial_t *
+trial_of(speculate_t *spec)
+{
+    int i = 0;
+
+    while (i < TRIALS - 1 && 1 << i < spec->n_decode) {
+        i++;
+    }
+
+    return &spec->trial[i];
 }
 
 
@@ -410,6 +431,9 @@ speculate_propose(engine_t *engine)
     if (spec == NULL) {
         return;
     }
+
+    spec->start = clock_now_ns();
+    spec->catching_up = false;
 
     const cost_step_t step = collect(engine);
     const int room = engine->conf.max_num_batched_tokens - step.rows;
@@ -427,7 +451,7 @@ speculate_propose(engine_t *engine)
         for (int i = 0; i < spec->n_bids; i++) {
             spec->bids[i].n = spec->bids[i].most;
         }
-    } else {
+    } else if (spec_allowed(trial_of(spec))) {
         spec_choose(&engine->cost, step, room, spec->bids, spec->n_bids);
     }
 
@@ -494,9 +518,19 @@ speculate_learn(engine_t *engine, const plan_t *plan)
 {
     speculate_t *spec = engine->spec;
 
-    for (int i = 0; spec != NULL && i < plan->n_rows; i++) {
+    int drafted = 0, n_tokens = 0, n_prefill = 0;
+
+    if (spec == NULL) {
+        return;
+    }
+
+    for (int i = 0; i < plan->n_rows; i++) {
         const int n_draft = plan->rows[i].n_draft;
         request_t *req = plan->rows[i].seq->owner;
+
+        drafted += n_draft;
+        n_tokens += 1 + req->n_right;
+        n_prefill += plan->rows[i].count - n_draft - 1;
 
         if (n_draft == 0) {
             continue;
@@ -510,6 +544,11 @@ speculate_learn(engine_t *engine, const plan_t *plan)
             draft_settle(spec->draft, &req->seq, owner_of(req), &req->drafted,
                          n_draft, req->n_right);
         }
+    }
+    /* what is done once is no part of what each draft costs */
+    if (n_prefill == 0 && n_tokens > 0 && !spec->catching_up) {
+        spec_tried(trial_of(spec), drafted > 0,
+                   (double) (clock_now_ns() - spec->start) / n_tokens);
     }
 }
 

@@ -41,6 +41,17 @@ typedef struct {
 } spec_bid_t;
 
 
+/* Steps of about as many sequences, with drafts and without: what a token took,
+ * averages in ns.  What the cost of a step foretells is tried against it. */
+typedef struct {
+    double plain;
+    double drafted;
+    int n_plain;   /* measured, up to what is enough */
+    int n_drafted; /* since drafts were allowed */
+    int rest;      /* steps that are left without drafts */
+} spec_trial_t;
+
+
 void spec_prior_init(spec_prior_t *prior);
 
 /* The probability to count with. */
@@ -57,5 +68,11 @@ void spec_pass(spec_track_t *track);
  * may know nothing yet. */
 void spec_choose(const cost_t *cost, cost_step_t step, int room,
                  spec_bid_t *bids, int n_bids);
+
+/* May the next step have drafts? */
+int spec_allowed(spec_trial_t *trial);
+
+/* A step that did nothing but decode took so long for each token. */
+void spec_tried(spec_trial_t *trial, int drafted, double ns);
 
 #endif /* ENGINE_SPEC_CHOOSE_H */

@@ -282,10 +282,17 @@ test_choose(void **state)
     spec_choose(&cost, step, 100, bids, 4);
     assert_true(bids[0].n == 7 && bids[3].n == 1);
 
-    /* before anything was measured, all there is room for */
+    /* none before anything was measured */
     memset(&cost, 0, sizeof(cost));
     spec_choose(&cost, step, 6, bids, 4);
-    assert_int_equal(bids[0].n + bids[1].n + bids[2].n + bids[3].n, 6);
+    assert_int_equal(bids[0].n + bids[1].n + bids[2].n + bids[3].n, 0);
+
+    /* a gain that noise could be */
+    learn_cost(&cost, 64, 1e6, 64);
+    step.rows = 30;
+    bids[0] = (spec_bid_t){ .right = 0.99, .most = 1 };
+    spec_choose(&cost, step, 6, bids, 1);
+    assert_int_equal(bids[0].n, 0);
 }
 
 
@@ -328,6 +335,44 @@ test_learning(void **state)
 }
 
 
+/* Drafts that do not pay are given up and tried again; those that pay go on. */
+static void
+test_trial(void **state)
+{
+    spec_trial_t trial = { 0 };
+    int n = 0;
+
+    (void) state;
+
+    while (!spec_allowed(&trial)) {
+        spec_tried(&trial, 0, 100);
+        n++;
+    }
+    assert_in_range(n, 4, 16);
+
+    for (int i = 0; i < 1000; i++) {
+        assert_true(spec_allowed(&trial));
+        spec_tried(&trial, 1, 50);
+    }
+
+    for (n = 0; spec_allowed(&trial); n++) {
+        spec_tried(&trial, 1, 101);
+    }
+    assert_in_range(n, 8, 40);
+
+    for (n = 0; !spec_allowed(&trial); n++) {
+        spec_tried(&trial, 0, 100);
+    }
+    assert_in_range(n, 100, 200);
+
+    /* one slow step is nobody's fault */
+    for (int i = 0; i < 100; i++) {
+        assert_true(spec_allowed(&trial));
+        spec_tried(&trial, 1, i == 50 ? 5000 : 50);
+    }
+}
+
+
 int
 main(void)
 {
@@ -335,6 +380,7 @@ main(void)
         cmocka_unit_test(test_lookup), cmocka_unit_test(test_lookup_like_naive),
         cmocka_unit_test(test_index),  cmocka_unit_test(test_index_wraps),
         cmocka_unit_test(test_choose), cmocka_unit_test(test_learning),
+        cmocka_unit_test(test_trial),
     };
 
     cmocka_set_message_output(CM_OUTPUT_TAP);
