@@ -37,9 +37,9 @@ static const char prefix[] = "The old lighthouse keeper looked out over the "
                              "grey sea and counted, one by one, the small "
                              "wooden ships that";
 
-static const char *const tails[N_REQUESTS] = {
-    " came home", " were lost in the storm of", " sailed", " had never"
-};
+static const char *const tails[N_REQUESTS] = { " came home",
+                                               " were lost in the storm of",
+                                               " sailed", " had never" };
 
 static uint8_t area[4096];
 static answer_t alone[N_REQUESTS], together[N_REQUESTS];
@@ -183,8 +183,7 @@ test_together(void **unused)
         request_destroy(reqs[i]);
     }
 
-    print_message("# %d preemptions\n",
-                  (int) sched_preemptions(engine->sched));
+    print_message("# %d preemptions\n", (int) sched_preemptions(engine->sched));
     assert_true(sched_preemptions(engine->sched) > 0);
     engine_close(engine);
     run_alone(alone);
@@ -221,8 +220,7 @@ score(const char *backend, const int32_t *ids, int n, double *logprobs)
 
     gguf_close(gguf);
 
-    float *logits =
-        malloc((size_t) n * (size_t) run.n_vocab * sizeof(*logits));
+    float *logits = malloc((size_t) n * (size_t) run.n_vocab * sizeof(*logits));
 
     assert_non_null(logits);
     run_sequence(&run, ids, n, N_SCORED, table, logits);
@@ -269,9 +267,9 @@ static void
 test_as_near_as_the_cpu(void **unused)
 {
     static const int32_t ids[N_SCORED] = {
-        504,  2365, 6354, 16438, 27003, 690, 260,  23790, 2767, 30,  657,
-        436,  253,  5747, 4013,  1194,  281, 6094, 28,    284,  260, 23592,
-        644,  8873, 284,  260,   2767,  436, 1131, 281,   260,  1194
+        504, 2365, 6354, 16438, 27003, 690, 260,  23790, 2767, 30,  657,
+        436, 253,  5747, 4013,  1194,  281, 6094, 28,    284,  260, 23592,
+        644, 8873, 284,  260,   2767,  436, 1131, 281,   260,  1194
     };
     double cuda[N_SCORED], cpu[N_SCORED], ref[N_SCORED];
 
@@ -303,6 +301,12 @@ main(void)
         printf("1..0 # SKIP LLM_TEST_MODEL names no model\n");
         return 0;
     }
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    /* a quarter of an hour; the kernels' own tests run there */
+    printf("1..0 # SKIP too slow with a sanitizer\n");
+    return 0;
+#endif
 
     cmocka_set_message_output(CM_OUTPUT_TAP);
 

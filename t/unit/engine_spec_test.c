@@ -11,6 +11,7 @@
 #include "t/unit/engine_storm.h"
 
 static bool whole_matrix;
+static int first_count; /* of drafts, in counts */
 static random_t noise;
 
 
@@ -179,7 +180,7 @@ test_same_answers(void **state)
         const int s = i % 4, d = i / 4 % N_DRAFTERS, k = i / 4 / N_DRAFTERS;
 
         /* each drafter and number with one setting */
-        if (whole_matrix || (d + k) % 4 == s) {
+        if (whole_matrix || ((d + k) % 4 == s && k >= first_count)) {
             run_with(setups[s], &drafters[d], counts[k], &random);
         }
     }
@@ -203,6 +204,7 @@ main(void)
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     whole_matrix = false;
+    first_count = 2;
     n_requests = 16;
     n_preemptions = 5;
 #endif
