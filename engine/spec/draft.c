@@ -12,6 +12,7 @@
 #include "engine/kv/store.h"
 #include "engine/sched/cost.h"
 #include "engine/spec/choose.h"
+#include "engine/spec/hash.h"
 
 enum { LOGIT_ROWS_MAX = 64 };
 
@@ -241,15 +242,6 @@ draft_name(const draft_t *draft)
 
 /* --- what is there already --- */
 
-static uint64_t
-hash_token(uint64_t hash, int32_t token)
-{
-    hash = (hash ^ (uint32_t) token) * 0x9e3779b97f4a7c15u;
-
-    return hash ^ hash >> 29;
-}
-
-
 /* Of the first n tokens of a sequence. */
 static uint64_t
 hash_of(const seq_t *seq, uint64_t owner, draft_track_t *track, int n)
@@ -261,7 +253,7 @@ hash_of(const seq_t *seq, uint64_t owner, draft_track_t *track, int n)
         uint64_t hash = i > 0 ? track->hashes[i - 1] : owner;
 
         for (int k = 0; k < KV_PAGE; k++) {
-            hash = hash_token(hash, seq->tokens[i * KV_PAGE + k]);
+            hash = spec_hash_token(hash, seq->tokens[i * KV_PAGE + k]);
         }
 
         track->hashes[track->n_hashes++] = hash;
@@ -270,7 +262,7 @@ hash_of(const seq_t *seq, uint64_t owner, draft_track_t *track, int n)
     uint64_t hash = pages > 0 ? track->hashes[pages - 1] : owner;
 
     for (int k = pages * KV_PAGE; k < n; k++) {
-        hash = hash_token(hash, seq->tokens[k]);
+        hash = spec_hash_token(hash, seq->tokens[k]);
     }
 
     return hash;
@@ -334,7 +326,7 @@ add_rows(draft_t *draft, op_batch_t *batch, const draft_want_t *want, int count)
         const int at = track->done++;
         const int32_t token = token_of(want, at);
 
-        track->hash = hash_token(track->hash, token);
+        track->hash = spec_hash_token(track->hash, token);
         draft->pages[pages[at / KV_PAGE]] =
             (draft_page_t){ track->hash, at % KV_PAGE + 1 };
         draft->tokens[batch->n_rows] = token;

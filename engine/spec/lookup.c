@@ -11,7 +11,8 @@
 #include "engine/spec/lookup.h"
 
 #include <stdlib.h>
-#include <string.h>
+
+#include "engine/spec/hash.h"
 
 enum {
     GRAM = 3,       /* tokens that a chain has in common */
@@ -121,8 +122,7 @@ gram_hash(uint64_t owner, const int32_t *tokens, int end)
     uint64_t h = owner;
 
     for (int i = end - GRAM; i < end; i++) {
-        h = (h ^ (uint32_t) tokens[i]) * 0x9e3779b97f4a7c15u;
-        h ^= h >> 29;
+        h = spec_hash_token(h, tokens[i]);
     }
 
     return h;

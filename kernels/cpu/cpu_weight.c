@@ -12,9 +12,7 @@
 enum {
     /* Weights share blocks of memory, so that small ones too lie on huge
      * pages. */
-    ARENA_BYTES = 64 * 1024 * 1024,
-
-    MAX_SIDE = 1 << 30 /* of a matrix; sizes then fit 64 bits by far */
+    ARENA_BYTES = 64 * 1024 * 1024
 };
 
 struct cpu_arena_s {
@@ -73,37 +71,6 @@ arena_release(op_dev_t *dev, cpu_arena_t *arena)
     *at = arena->next;
     cpu_free(dev, arena->base, arena->bytes);
     free(arena);
-}
-
-
-static int
-part_check(const op_tensor_t *part, int64_t n_in, op_err_t *err)
-{
-    int block = op_dtype_block((int) part->dtype);
-
-    if (block == 0 || op_layout_of(part->dtype) < 0) {
-        snprintf(err->text, sizeof(err->text), "unsupported type %d",
-                 (int) part->dtype);
-        return -1;
-    }
-
-    if (part->n_in != n_in || part->n_in <= 0 || part->n_out <= 0
-        || part->n_in > MAX_SIDE || part->n_out > MAX_SIDE)
-    {
-        snprintf(err->text, sizeof(err->text),
-                 "a weight of %lld rows of %lld values cannot be used",
-                 (long long) part->n_out, (long long) part->n_in);
-        return -1;
-    }
-
-    if (n_in % block != 0) {
-        snprintf(err->text, sizeof(err->text),
-                 "rows of %lld values are not whole blocks of %s",
-                 (long long) n_in, op_dtype_name((int) part->dtype));
-        return -1;
-    }
-
-    return 0;
 }
 
 
@@ -212,14 +179,14 @@ weight_plan(const op_tensor_t *parts, int n_parts, op_err_t *err)
     int64_t n_out = 0;
 
     for (int i = 0; i < n_parts; i++) {
-        if (part_check(&parts[i], parts[0].n_in, err) != 0) {
+        if (op_part_check(&parts[i], parts[0].n_in, err) != 0) {
             return NULL;
         }
 
         n_out += parts[i].n_out;
     }
 
-    if (n_parts < 1 || n_out > MAX_SIDE) {
+    if (n_parts < 1 || n_out > OP_MAX_SIDE) {
         snprintf(err->text, sizeof(err->text), "a weight of %lld rows",
                  (long long) n_out);
         return NULL;

@@ -19,10 +19,7 @@ extern "C" {
 #include "kernels/op/quant.h"
 }
 
-enum {
-    MAX_SIDE = 1 << 30, /* of a matrix; sizes then fit 64 bits by far */
-    MAX_PARTS = 16
-};
+enum { MAX_PARTS = 16 };
 
 struct op_weight_s {
     int n_in;
@@ -38,37 +35,6 @@ static size_t
 round_up(size_t n, size_t unit)
 {
     return (n + unit - 1) / unit * unit;
-}
-
-
-static int
-part_check(const op_tensor_t *part, int64_t n_in, op_err_t *err)
-{
-    const int block = op_dtype_block((int) part->dtype);
-
-    if (block == 0 || op_layout_of(part->dtype) < 0) {
-        snprintf(err->text, sizeof(err->text), "unsupported type %d",
-                 (int) part->dtype);
-        return -1;
-    }
-
-    if (part->n_in != n_in || part->n_in <= 0 || part->n_out <= 0
-        || part->n_in > MAX_SIDE || part->n_out > MAX_SIDE)
-    {
-        snprintf(err->text, sizeof(err->text),
-                 "a weight of %lld rows of %lld values cannot be used",
-                 (long long) part->n_out, (long long) part->n_in);
-        return -1;
-    }
-
-    if (n_in % block != 0) {
-        snprintf(err->text, sizeof(err->text),
-                 "rows of %lld values are not whole blocks of %s",
-                 (long long) n_in, op_dtype_name((int) part->dtype));
-        return -1;
-    }
-
-    return 0;
 }
 
 
@@ -272,14 +238,14 @@ cuda_weight(op_dev_t *dev, const op_tensor_t *parts, int n_parts, op_err_t *err)
     }
 
     for (int i = 0; i < n_parts; i++) {
-        if (part_check(&parts[i], parts[0].n_in, err) != 0) {
+        if (op_part_check(&parts[i], parts[0].n_in, err) != 0) {
             return NULL;
         }
 
         n_out += parts[i].n_out;
     }
 
-    op_weight_t *w = n_out > MAX_SIDE
+    op_weight_t *w = n_out > OP_MAX_SIDE
                          ? NULL
                          : (op_weight_t *) calloc(1, sizeof(op_weight_t));
 

@@ -8,6 +8,7 @@
 
 #include "kernels/op/repack.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "kernels/op/quant.h"
@@ -274,4 +275,35 @@ op_unpack_row(op_layout_t layout, const uint8_t *group, int lane, float *out,
             out[i + k] = rec->has_min ? d * (float) q + m : d * (float) q;
         }
     }
+}
+
+
+int
+op_part_check(const op_tensor_t *part, int64_t n_in, op_err_t *err)
+{
+    int block = op_dtype_block((int) part->dtype);
+
+    if (block == 0 || op_layout_of(part->dtype) < 0) {
+        snprintf(err->text, sizeof(err->text), "unsupported type %d",
+                 (int) part->dtype);
+        return -1;
+    }
+
+    if (part->n_in != n_in || part->n_in <= 0 || part->n_out <= 0
+        || part->n_in > OP_MAX_SIDE || part->n_out > OP_MAX_SIDE)
+    {
+        snprintf(err->text, sizeof(err->text),
+                 "a weight of %lld rows of %lld values cannot be used",
+                 (long long) part->n_out, (long long) part->n_in);
+        return -1;
+    }
+
+    if (n_in % block != 0) {
+        snprintf(err->text, sizeof(err->text),
+                 "rows of %lld values are not whole blocks of %s",
+                 (long long) n_in, op_dtype_name((int) part->dtype));
+        return -1;
+    }
+
+    return 0;
 }

@@ -23,9 +23,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kernels/op/op.h"
 #include "kernels/op/tensor.h"
 
-enum { OP_LANES = 16 }; /* outputs in a group */
+enum {
+    OP_LANES = 16,        /* outputs in a group */
+    OP_MAX_SIDE = 1 << 30 /* of a matrix; sizes then fit 64 bits by far */
+};
 
 typedef enum {
     OP_LAY_F32 = 0,
@@ -54,6 +58,9 @@ typedef struct {
     int bytes;  /* of the record */
 } op_record_t;
 
+
+/* Can a matrix of n_in inputs be a part of a weight?  0, or -1 with err. */
+int op_part_check(const op_tensor_t *part, int64_t n_in, op_err_t *err);
 
 /* -1 for a type that is not known. */
 int op_layout_of(op_dtype_t dtype);
