@@ -29,22 +29,10 @@
 
 #include "engine/base/status.h"
 #include "engine/sched/admit.h"
+#include "engine/sched/limit.h"
 #include "engine/sched/share.h"
 #include "engine/sched/state.h"
 #include "engine/sched/victim.h"
-
-enum {
-    SHARES_MAX = 4, /* a share of the step is not cut smaller */
-    PREFILL_MIN = 4 /* rows of prefill that decodes always put up with */
-};
-
-/* What runs, at the beginning of a step. */
-typedef struct {
-    cost_step_t decode; /* the sequences that decode */
-    int n_prefill;      /* the others */
-    int context;        /* the longest of these so far */
-} load_t;
-
 
 static int
 todo(const seq_t *seq)
@@ -189,7 +177,7 @@ sched_remove(sched_t *sched, seq_t *seq)
 
 
 static void
-load_add(load_t *load, const seq_t *seq)
+load_add(sched_load_t *load, const seq_t *seq)
 {
     if (todo(seq) == 1) {
         load->decode.rows++;
@@ -205,62 +193,15 @@ load_add(load_t *load, const seq_t *seq)
 }
 
 
-/* The tokens of this step: all there may be, or fewer, so that prefill does not
- * hold up the streams that decode.  A prompt that is being computed gets one
- * at least. */
-static int
-budget_of(const sched_t *sched, const load_t *load)
-{
-    const int rest = sched->max_tokens - load->decode.rows;
-    int least = load->n_prefill > PREFILL_MIN ? load->n_prefill : PREFILL_MIN;
-
-    if (sched->cost == NULL || sched->inter_token_ns == 0
-        || load->decode.rows == 0 || sched->whole_prompts)
-    {
-        return sched->max_tokens;
-    }
-
-    const double twice = 2 * cost_ns(sched->cost, load->decode);
-    const double most =
-        twice > sched->inter_token_ns ? twice : sched->inter_token_ns;
-    const int extra =
-        cost_extra(sched->cost, load->decode, load->context, most, rest);
-
-    least = least < rest ? least : rest;
-
-    return load->decode.rows + (extra > least ? extra : least);
-}
-
-
-/* The most that one sequence gets at first of what decodes leave. */
-static int
-share_of(const sched_t *sched, const load_t *load)
-{
-    const int n = load->n_prefill + sched->fair.n_waiting;
-    const int rest = sched->budget - load->decode.rows;
-
-    if (sched->whole_prompts || n <= 1) {
-        return INT_MAX;
-    }
-
-    const int share = rest / (n < SHARES_MAX ? n : SHARES_MAX);
-
-    if (share < sched->long_prefill) {
-        return sched->long_prefill;
-    }
-
-    return share > 0 ? share : 1;
-}
-
-
 /* The last plan is computed: its pages are public, its tokens are paid for,
  * counters start anew. */
 static void
 begin_step(sched_t *sched)
 {
-    load_t load = { .n_prefill = 0 };
+    sched_load_t *load = &sched->load;
     int generated = 0;
 
+    *load = (sched_load_t){ 0 };
     sched->plan.n_rows = 0;
     sched->plan.n_tokens = 0;
     sched->plan.n_copies = 0;
@@ -284,7 +225,7 @@ begin_step(sched_t *sched)
 
         if (todo(seq) > 0) {
             sched->n_behind++;
-            load_add(&load, seq);
+            load_add(load, seq);
         }
     }
 
@@ -292,8 +233,8 @@ begin_step(sched_t *sched)
         estimate_sink(&sched->estimate);
     }
 
-    sched->budget = budget_of(sched, &load);
-    sched->share = share_of(sched, &load);
+    sched->budget = limit_step(sched);
+    sched->share = limit_share(sched);
 }
 
 
@@ -314,9 +255,11 @@ stands_back(const sched_t *sched, const seq_t *seq)
 static void
 count_running(sched_t *sched)
 {
+    const int longest = limit_part(sched);
+
     for (list_t *l = sched->running.next; l != &sched->running; l = l->next) {
         seq_t *seq = sched_seq(l);
-        int most = sched->share;
+        int most = sched->share < longest ? sched->share : longest;
         int count = todo(seq);
 
         seq->count = 0;
@@ -485,6 +428,7 @@ sched_step(sched_t *sched)
         admit_waiting(sched);
     }
 
+    limit_rest(sched);
     top_up(sched, sched->share);
     top_up(sched, INT_MAX);
     add_drafts(sched);

@@ -7,6 +7,13 @@
 #include "engine/sched/fair.h"
 #include "engine/sched/sched.h"
 
+/* What runs, at the beginning of a step. */
+typedef struct {
+    cost_step_t decode; /* the sequences that decode */
+    int n_prefill;      /* the others */
+    int context;        /* the longest of these so far */
+} sched_load_t;
+
 struct sched_s {
     kv_pool_t *pool;
     kv_prefix_t *prefix;
@@ -27,6 +34,7 @@ struct sched_s {
     sched_hits_t hits;
 
     /* the step in progress */
+    sched_load_t load;
     int budget;   /* tokens left */
     int share;    /* most that one sequence gets before all have had some */
     int n_behind; /* running sequences that still have to get a token */

@@ -418,6 +418,43 @@ test_inter_token_target(void **state)
 }
 
 
+/* A long prompt is in progress, nobody decodes, and a row costs a microsecond:
+ * with another prompt coming, it gets what fits beside the other's first
+ * token, and no more if that is in the same step. */
+static void
+test_first_token_beside_long_prompt(void **state)
+{
+    cost_t cost = { 0 };
+    seq_t a, b;
+
+    (void) state;
+    cost_observe(&cost, (cost_step_t){ .rows = 1 }, 1000);
+    cost_observe(&cost, (cost_step_t){ .rows = 201 }, 201000);
+
+    rig_t rig = rig_with(64, &(sched_conf_t){ .max_tokens = 200,
+                                              .max_seqs = 8,
+                                              .cost = &cost,
+                                              .inter_token_ns = 50000 });
+
+    rig_add(&rig, &a, 800, 900);
+    rig_step(&rig, 1);
+    expect_row(&rig, 0, &a, 0, 200); /* alone */
+
+    rig_add(&rig, &b, 40, 100);
+    rig_step(&rig, 2);
+    expect_row(&rig, 0, &a, 200, 50);
+    expect_row(&rig, 1, &b, 0, 40);
+
+    b.parked = true; /* neither decodes nor waits */
+    rig_step(&rig, 1);
+    expect_row(&rig, 0, &a, 250, 200);
+
+    rig_drop(&rig, &a);
+    rig_drop(&rig, &b);
+    rig_destroy(&rig);
+}
+
+
 int
 main(void)
 {
@@ -432,6 +469,7 @@ main(void)
         cmocka_unit_test(test_prompts_stand_back),
         cmocka_unit_test(test_reserve),
         cmocka_unit_test(test_inter_token_target),
+        cmocka_unit_test(test_first_token_beside_long_prompt),
     };
 
     cmocka_set_message_output(CM_OUTPUT_TAP);
