@@ -75,8 +75,10 @@ limit_part(const sched_t *sched)
         return INT_MAX;
     }
 
-    const int rows = cost_extra(sched->cost, (cost_step_t){ 0 }, load->context,
-                                sched->inter_token_ns, sched->max_tokens);
+    const cost_step_t one = { .rows = 1, .attended = load->context };
+    const int rows = 1
+                     + cost_extra(sched->cost, one, load->context,
+                                  sched->inter_token_ns, sched->max_tokens);
 
     return rows > PREFILL_MIN ? rows : PREFILL_MIN;
 }
