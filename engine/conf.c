@@ -83,7 +83,7 @@ engine_conf_init(engine_conf_t *conf)
         .block_size = 16,
         .max_num_seqs = 128,
         .max_num_batched_tokens = 2048,
-        .inter_token_target = 100,
+        .inter_token_target = 60,
         .kv_cache_dtype = OP_F16,
         .chunked_prefill = true,
         .prefix_caching = true,

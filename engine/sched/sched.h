@@ -44,6 +44,8 @@
  * Prefill beside decodes is cut so that the step takes no longer than
  * inter_token_ns, or twice as long as the decodes alone if that is more, by
  * what steps were measured to cost (cost.h); a few rows are always allowed.
+ * Where nobody decodes, that long is also what a prompt in progress may make
+ * of a step in which another one ends, or may begin (limit.h).
  *
  * Drafts of a sequence that decodes are verified in the same step, as more
  * rows of it, if budget and free pages are left when all others have theirs:

@@ -79,7 +79,7 @@ test_defaults(void **state)
     assert_int_equal(conf.long_prefill_token_threshold, 0);
     assert_true(conf.chunked_prefill);
     assert_true(conf.prefix_caching);
-    assert_true(conf.inter_token_target == 100);
+    assert_true(conf.inter_token_target == 60);
     assert_false(conf.reservation);
     assert_true(conf.gpu_memory_utilization == 0);
     assert_int_equal(conf.kv_cache_memory, 0);
