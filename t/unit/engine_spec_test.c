@@ -123,7 +123,8 @@ check_drafts(const engine_t *engine, const setup_t *setup, const char *name)
     if (setup->drafter == draft_noise) {
         assert_true(100 * accepted <= tokens);
     } else if (setup->drafter == draft_known || setup->draft_model != NULL) {
-        assert_true(3 * accepted > tokens || tokens == 0);
+        /* of a few, which auto may try, all can be wrong */
+        assert_true(3 * accepted > tokens || (setup->k == NULL && tokens < 64));
     }
 }
 
