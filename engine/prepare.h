@@ -7,7 +7,7 @@
 
 
 /* Renders, tokenizes and checks an accepted request: sets seq, max_tokens,
- * samp, samp_state, stops, stop_tokens and text of it, and what is wrong into
+ * samp, samp_state, stops, stop_tokens, salt_hash and text of it, and what is wrong into
  * err (code LLM_OK: nothing).  Nothing else of it or of the engine is written
  * or read that may change meanwhile, so it may run beside the loop; prompt is
  * scratch.  Takes milliseconds for a long prompt. */
