@@ -227,6 +227,10 @@ $(BUILD)/t/tools/%: $(BUILD)/t/tools/%.o $$(call folder,$(LINK_model))
 $(SHIM): $(BUILD)/t/shim/%: $(BUILD)/t/shim/%.emu.o $(SHIM_OBJ)
 	$(Q)$(CXX) $(LDFLAGS) -o $@ $^ -lm -lpthread -ldl -lcmocka
 
+$(BUILD)/t/bench/drafts: $(BUILD)/t/bench/drafts.o \
+        $$(call folder,$$(LINK_engine)) $$(ROOT_engine)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+
 # kernels by themselves, over the shim
 $(CUDA_TESTS): $(BUILD)/t/cuda/%: $(BUILD)/t/cuda/%.emu.o \
         $(BUILD)/t/cuda/attn_world.emu.o $(BUILD)/kernels/cuda/cuda_kv.emu.o \
