@@ -310,7 +310,13 @@ linear_segment(op_dev_t *dev, cuda_dot_t *dot, const op_input_t *in,
         }
 
         dot->in = ready->input;
-        cuda_float_launch(dot, dev->stream);
+
+        if (cuda_dense_fits(dot)) {
+            cuda_dense_launch(dot, dev->stream);
+        } else {
+            cuda_float_launch(dot, dev->stream);
+        }
+
         launched(dev, "linear");
         return;
     }
@@ -361,6 +367,7 @@ cuda_linear_of(op_dev_t *dev, float *y, int ldy, const op_input_t *in, int rows,
         dot.add = mode & OP_ADD;
         dot.max_smem = dev->max_smem;
         dot.max_blocks = dev->max_blocks;
+        dot.tensor_floats = dev->tensor_floats;
         linear_segment(dev, &dot, in, &ready);
     }
 }

@@ -26,6 +26,7 @@ struct op_dev_s {
     cudaStream_t stream;
     int max_smem;   /* shared memory that a thread block may ask for */
     int max_blocks; /* thread blocks worth having: a few a processor */
+    bool tensor_floats; /* it multiplies TF32 matrices */
     char describe[320];
     op_limits_t limits; /* all 0 before prepare() */
 

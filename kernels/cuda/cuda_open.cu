@@ -210,6 +210,7 @@ open_device(op_dev_t *dev, op_err_t *err)
 
     dev->max_smem = (int) prop.sharedMemPerBlockOptin;
     dev->max_blocks = BLOCKS_EACH * prop.multiProcessorCount;
+    dev->tensor_floats = prop.major >= 8;
     snprintf(dev->describe, sizeof(dev->describe),
              "GPU %d, %s, compute capability %d.%d", dev->id, prop.name,
              prop.major, prop.minor);
