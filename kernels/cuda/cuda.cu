@@ -21,6 +21,7 @@ extern "C" {
 /* What the segments of one product share. */
 typedef struct {
     bool plain;     /* floats are in `input` */
+    int narrow;     /* the type that cuBLAS's inputs have, or -1 */
     bool quantised; /* the device's activations are the product's */
     cuda_input_t input;
 } cuda_ready_t;
@@ -210,6 +211,7 @@ cuda_prepare(op_dev_t *dev, const op_limits_t *limits, op_err_t *err)
     dev->attn_scratch = cuda_alloc(dev, dev->attn_bytes);
 
     if (dev->act.q == NULL || dev->act.ds == NULL || dev->attn_scratch == NULL
+        || cuda_blas_prepare(dev, limits) != 0
         || cuda_stage_create(dev, &dev->step_stage, cuda_step_bytes(limits))
                != 0)
     {
@@ -298,26 +300,45 @@ plain_input(op_dev_t *dev, const op_input_t *in, int rows)
 }
 
 
+/* One segment of floats. */
+static void
+linear_float(op_dev_t *dev, cuda_dot_t *dot, const op_input_t *in,
+             cuda_ready_t *ready)
+{
+    if (!ready->plain) {
+        ready->input = plain_input(dev, in, dot->rows);
+        ready->plain = true;
+    }
+
+    dot->in = ready->input;
+
+    if (cuda_blas_fits(dev, dot)) {
+        if (ready->narrow != (int) dot->w.layout) {
+            cuda_blas_narrow(dev, dot);
+            launched(dev, "inputs of cuBLAS");
+            ready->narrow = (int) dot->w.layout;
+        }
+
+        cuda_blas_gemm(dev, dot);
+
+    } else if (cuda_dense_fits(dot)) {
+        cuda_dense_launch(dot, dev->stream);
+
+    } else {
+        cuda_float_launch(dot, dev->stream);
+    }
+
+    launched(dev, "linear");
+}
+
+
 /* One segment; what is done once for all of a weight's is noted in `ready`. */
 static void
 linear_segment(op_dev_t *dev, cuda_dot_t *dot, const op_input_t *in,
                cuda_ready_t *ready)
 {
     if (dot->w.n_blocks == 0) {
-        if (!ready->plain) {
-            ready->input = plain_input(dev, in, dot->rows);
-            ready->plain = true;
-        }
-
-        dot->in = ready->input;
-
-        if (cuda_dense_fits(dot)) {
-            cuda_dense_launch(dot, dev->stream);
-        } else {
-            cuda_float_launch(dot, dev->stream);
-        }
-
-        launched(dev, "linear");
+        linear_float(dev, dot, in, ready);
         return;
     }
 
@@ -351,6 +372,7 @@ cuda_linear_of(op_dev_t *dev, float *y, int ldy, const op_input_t *in, int rows,
     cuda_ready_t ready;
 
     memset(&ready, 0, sizeof(ready));
+    ready.narrow = -1;
 
     for (int i = 0; i < n && rows > 0 && !dev->failed; i++) {
         cuda_dot_t dot;

@@ -21,6 +21,8 @@ typedef struct {
     cudaEvent_t sent;
 } cuda_stage_t;
 
+typedef struct cuda_blas_s cuda_blas_t;
+
 struct op_dev_s {
     int id;
     cudaStream_t stream;
@@ -46,6 +48,7 @@ struct op_dev_s {
     size_t act_ds_bytes;
     void *attn_scratch;
     size_t attn_bytes;
+    cuda_blas_t *blas; /* NULL: not wanted, or not there */
 };
 
 
@@ -82,6 +85,21 @@ void cuda_close(op_dev_t *dev);
 
 /* Frees what prepare() reserved. */
 void cuda_unprepare(op_dev_t *dev);
+
+/* --- cuda_cublas.cu --- */
+
+/* dev->blas, where the library is; dev->describe says whether. */
+void cuda_blas_open(op_dev_t *dev);
+void cuda_blas_close(op_dev_t *dev);
+
+/* Reserves what a step needs.  0, or -1: no memory. */
+int cuda_blas_prepare(op_dev_t *dev, const op_limits_t *limits);
+
+/* A float segment's product: whether it is cuBLAS's; its inputs as the weights
+ * are, for all segments of one type; the product, whose error is kept. */
+bool cuda_blas_fits(const op_dev_t *dev, const cuda_dot_t *dot);
+void cuda_blas_narrow(op_dev_t *dev, const cuda_dot_t *dot);
+void cuda_blas_gemm(op_dev_t *dev, const cuda_dot_t *dot);
 
 } /* extern "C" */
 

@@ -244,6 +244,10 @@ cuda_open(const op_open_t *params, op_err_t *err)
         return NULL;
     }
 
+    if (params->loose) {
+        cuda_blas_open(dev);
+    }
+
     return dev;
 }
 
@@ -260,6 +264,7 @@ cuda_close(op_dev_t *dev)
     }
 
     cuda_unprepare(dev);
+    cuda_blas_close(dev);
     cuda_stage_destroy(dev, &dev->index_stage);
 
     if (dev->stream != NULL) {

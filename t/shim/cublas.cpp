@@ -18,6 +18,7 @@
 
 struct shim_cublas_s {
     cudaStream_t stream;
+    bool workspace;
 };
 
 typedef struct {
@@ -207,6 +208,9 @@ cublasGemmEx(cublasHandle_t handle, cublasOperation_t op_a,
 
     const auto run = [gemm] { multiply(&gemm); };
 
+    shim_stats.products++;
+    shim_stats.workspaces += !handle->workspace;
+
     return shim_enqueue(handle->stream,
                         { cudaGraphNodeTypeKernel, run, {}, NULL })
                    == cudaSuccess
@@ -262,6 +266,9 @@ cublasSetStream_v2(cublasHandle_t handle, cudaStream_t stream)
 
     handle->stream = stream;
 
+    /* as the library's manual says */
+    handle->workspace = false;
+
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -273,9 +280,13 @@ cublasSetWorkspace_v2(cublasHandle_t handle, void *workspace, size_t n_bytes)
         return CUBLAS_STATUS_NOT_INITIALIZED;
     }
 
-    return n_bytes == 0 || shim_is_allocated(workspace, n_bytes)
-               ? CUBLAS_STATUS_SUCCESS
-               : CUBLAS_STATUS_INVALID_VALUE;
+    if (n_bytes != 0 && !shim_is_allocated(workspace, n_bytes)) {
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
+
+    handle->workspace = true;
+
+    return CUBLAS_STATUS_SUCCESS;
 }
 
 
