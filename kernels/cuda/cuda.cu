@@ -18,6 +18,10 @@ extern "C" {
 #include "kernels/cuda/cuda_ops.h"
 }
 
+/* The runtime loads a kernel when it is first launched; all of them have a few
+ * megabytes, and local memory and tables of the driver come with them. */
+enum { CODE_BYTES = 32 << 20 };
+
 /* What the segments of one product share. */
 typedef struct {
     bool plain;     /* floats are in `input` */
@@ -105,13 +109,15 @@ cuda_free(op_dev_t *dev, void *p, size_t bytes)
 static op_memory_t
 cuda_memory(op_dev_t *dev)
 {
-    op_memory_t memory = { 0, 0 };
+    op_memory_t memory = { 0, 0, 0 };
 
     if (!cuda_ok(dev, cudaMemGetInfo(&memory.free, &memory.total),
                  "asking for memory"))
     {
         memory.free = 0;
     }
+
+    memory.later = CODE_BYTES + cuda_blas_later(dev);
 
     return memory;
 }
@@ -161,6 +167,7 @@ void
 cuda_unprepare(op_dev_t *dev)
 {
     cuda_stage_destroy(dev, &dev->step_stage);
+    cuda_stage_destroy(dev, &dev->index_stage);
     cuda_free(dev, dev->act.q, dev->act_q_bytes);
     cuda_free(dev, dev->act.ds, dev->act_ds_bytes);
     cuda_free(dev, dev->attn_scratch, dev->attn_bytes);
@@ -213,6 +220,8 @@ cuda_prepare(op_dev_t *dev, const op_limits_t *limits, op_err_t *err)
     if (dev->act.q == NULL || dev->act.ds == NULL || dev->attn_scratch == NULL
         || cuda_blas_prepare(dev, limits) != 0
         || cuda_stage_create(dev, &dev->step_stage, cuda_step_bytes(limits))
+               != 0
+        || cuda_stage_create(dev, &dev->index_stage, cuda_index_bytes(limits))
                != 0)
     {
         cuda_unprepare(dev);

@@ -28,6 +28,9 @@ enum {
      * not taken for each captured graph */
     WORKSPACE = 32 << 20,
 
+    /* the library's kernels, loaded one by one as it chooses them */
+    LATER = 128 << 20,
+
     /* of cublas_api.h */
     OP_N = 0,
     OP_T = 1,
@@ -181,8 +184,9 @@ cuda_blas_close(op_dev_t *dev)
 }
 
 
-void
-cuda_blas_open(op_dev_t *dev)
+/* With prepare(), not with the device: so it counts as the engine's memory. */
+static void
+open_blas(op_dev_t *dev)
 {
     char why[160] = "no memory";
     const size_t len = strlen(dev->describe);
@@ -209,6 +213,11 @@ cuda_blas_open(op_dev_t *dev)
 int
 cuda_blas_prepare(op_dev_t *dev, const op_limits_t *limits)
 {
+    if (dev->loose) {
+        dev->loose = false;
+        open_blas(dev);
+    }
+
     cuda_blas_t *blas = dev->blas;
 
     if (blas == NULL) {
@@ -221,6 +230,13 @@ cuda_blas_prepare(op_dev_t *dev, const op_limits_t *limits)
     blas->x = (uint16_t *) cuda_alloc(dev, blas->x_bytes);
 
     return blas->x != NULL ? 0 : -1;
+}
+
+
+size_t
+cuda_blas_later(const op_dev_t *dev)
+{
+    return dev->blas != NULL ? LATER : 0;
 }
 
 

@@ -48,6 +48,7 @@ struct op_dev_s {
     size_t act_ds_bytes;
     void *attn_scratch;
     size_t attn_bytes;
+    bool loose;        /* cuBLAS is wanted, but not yet looked for */
     cuda_blas_t *blas; /* NULL: not wanted, or not there */
 };
 
@@ -72,10 +73,12 @@ void cuda_stage_destroy(op_dev_t *dev, cuda_stage_t *stage);
 
 /* What a step may need at most. */
 size_t cuda_step_bytes(const op_limits_t *limits);
+size_t cuda_index_bytes(const op_limits_t *limits);
 void cuda_step(op_dev_t *dev, const op_batch_t *batch);
 
 /* n indices of the host on the device, until the next call; the step's own
- * where they are the step's.  NULL after an error. */
+ * where they are the step's.  Room for more than a step has is taken when it
+ * is needed.  NULL after an error. */
 const int32_t *cuda_indices(op_dev_t *dev, const int32_t *idx, int n);
 
 /* --- cuda_open.cu --- */
@@ -88,12 +91,12 @@ void cuda_unprepare(op_dev_t *dev);
 
 /* --- cuda_cublas.cu --- */
 
-/* dev->blas, where the library is; dev->describe says whether. */
-void cuda_blas_open(op_dev_t *dev);
+/* Opens the library if it is wanted and there, which dev->describe says then,
+ * and reserves what a step needs.  0, or -1: no memory for that.  Later: bytes
+ * that the library takes of its own accord. */
 void cuda_blas_close(op_dev_t *dev);
-
-/* Reserves what a step needs.  0, or -1: no memory. */
 int cuda_blas_prepare(op_dev_t *dev, const op_limits_t *limits);
+size_t cuda_blas_later(const op_dev_t *dev);
 
 /* A float segment's product: whether it is cuBLAS's; its inputs as the weights
  * are, for all segments of one type; the product, whose error is kept. */

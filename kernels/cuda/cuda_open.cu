@@ -238,14 +238,11 @@ cuda_open(const op_open_t *params, op_err_t *err)
     }
 
     dev->id = id;
+    dev->loose = params->loose;
 
     if (open_device(dev, err) != 0) {
         cuda_close(dev);
         return NULL;
-    }
-
-    if (params->loose) {
-        cuda_blas_open(dev);
     }
 
     return dev;
@@ -265,7 +262,6 @@ cuda_close(op_dev_t *dev)
 
     cuda_unprepare(dev);
     cuda_blas_close(dev);
-    cuda_stage_destroy(dev, &dev->index_stage);
 
     if (dev->stream != NULL) {
         cudaStreamDestroy(dev->stream);

@@ -16,6 +16,9 @@
 /* from so many columns on, sums are made of two halves */
 #define WIDE 32
 
+/* stands for the library's kernels: one for each type */
+static const char kernels[CUDA_R_16BF + 1] = "";
+
 struct shim_cublas_s {
     cudaStream_t stream;
     bool workspace;
@@ -204,6 +207,10 @@ cublasGemmEx(cublasHandle_t handle, cublasOperation_t op_a,
 
     if (status != CUBLAS_STATUS_SUCCESS) {
         return status;
+    }
+
+    if (!shim_memory_load(kernels + type_a)) {
+        return CUBLAS_STATUS_EXECUTION_FAILED;
     }
 
     const auto run = [gemm] { multiply(&gemm); };

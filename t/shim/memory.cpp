@@ -11,6 +11,7 @@
 #include "t/shim/stream.h"
 
 #include <map>
+#include <set>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -301,6 +302,27 @@ shim_malloc(void **ptr, size_t n_bytes)
     *ptr = at;
 
     return cudaSuccess;
+}
+
+
+bool
+shim_memory_load(const void *kernel)
+{
+    static std::set<const void *> loaded;
+    const size_t n_bytes = shim_options()->kernel_memory;
+
+    if (n_bytes == 0 || loaded.count(kernel) != 0) {
+        return true;
+    }
+
+    if (n_bytes > shim_options()->memory - arena.used) {
+        return false;
+    }
+
+    arena.used += n_bytes;
+    loaded.insert(kernel);
+
+    return true;
 }
 
 
