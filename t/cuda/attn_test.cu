@@ -568,6 +568,7 @@ test_extremes(void **unused)
     static const float sizes[HEADS] = { 0.0f, 1e7f, -1e7f, 1e-37f, 1e-44f };
     float qkv[(HEADS + 2) * DIM] = {}, out[HEADS * DIM];
     const double bound = world_dtype == OP_Q8_0 ? 5e-4 : 1e-4;
+    int n_different = 0;
     gpu_world_t w;
 
     (void) unused;
@@ -596,10 +597,13 @@ test_extremes(void **unused)
         assert_true(fabs(out[d] - mean) < bound);
         assert_true(fabsf(out[DIM + d]) <= 1.0f);
         assert_true(fabsf(out[2 * DIM + d]) <= 1.0f);
-        assert_true(out[DIM + d] != out[2 * DIM + d]);
+        n_different += out[DIM + d] != out[2 * DIM + d];
         assert_true(fabs(out[3 * DIM + d] - mean) < bound);
         assert_true(fabs(out[4 * DIM + d] - mean) < bound);
     }
+
+    /* of two positions; a few values of f16 may happen to be the same */
+    assert_true(n_different > DIM / 2);
     gpu_close(&w);
 }
 

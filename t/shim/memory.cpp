@@ -11,7 +11,6 @@
 #include "t/shim/stream.h"
 
 #include <map>
-#include <set>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -305,10 +304,13 @@ shim_malloc(void **ptr, size_t n_bytes)
 }
 
 
+/* kernels that have taken memory */
+static std::map<const void *, size_t> loaded;
+
+
 bool
 shim_memory_load(const void *kernel)
 {
-    static std::set<const void *> loaded;
     const size_t n_bytes = shim_options()->kernel_memory;
 
     if (n_bytes == 0 || loaded.count(kernel) != 0) {
@@ -320,9 +322,20 @@ shim_memory_load(const void *kernel)
     }
 
     arena.used += n_bytes;
-    loaded.insert(kernel);
+    loaded[kernel] = n_bytes;
 
     return true;
+}
+
+
+void
+shim_memory_unload(void)
+{
+    for (const auto &item : loaded) {
+        arena.used -= item.second;
+    }
+
+    loaded.clear();
 }
 
 

@@ -93,6 +93,7 @@ void shim_memory_open(void);
 /* A kernel is about to be launched: takes what the option kernel_memory says
  * of the first time.  False: there is not as much. */
 bool shim_memory_load(const void *kernel);
+void shim_memory_unload(void);
 void shim_memory_close(void);
 
 bool shim_on_device(const void *ptr);
