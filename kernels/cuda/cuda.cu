@@ -314,12 +314,15 @@ static void
 linear_float(op_dev_t *dev, cuda_dot_t *dot, const op_input_t *in,
              cuda_ready_t *ready)
 {
-    if (!ready->plain) {
+    const bool fused = cuda_dense_fits(dot) && cuda_dense_reads(dot)
+                       && !cuda_blas_fits(dev, dot);
+
+    if (!fused && !ready->plain) {
         ready->input = plain_input(dev, in, dot->rows);
         ready->plain = true;
     }
 
-    dot->in = ready->input;
+    dot->in = fused ? input_of(in) : ready->input;
 
     if (cuda_blas_fits(dev, dot)) {
         if (ready->narrow != (int) dot->w.layout) {

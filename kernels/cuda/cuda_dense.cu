@@ -13,9 +13,12 @@
  * the tile: the number of rows may choose.  How a tensor core adds up eight
  * products is its own business, and the same for all of them.
  *
- * Tiles come by asynchronous copies, one run of inputs ahead.
+ * Tiles come by asynchronous copies, one run of inputs ahead.  Where there are
+ * few rows, norms and gates are done on the way to the tensor cores: each lane
+ * does those of its own inputs, and there is a launch less.
  */
 
+#include "kernels/cuda/cuda_input.cuh"
 #include "kernels/cuda/cuda_linear.h"
 
 enum {
@@ -25,9 +28,10 @@ enum {
 };
 
 /* A tile by its size; 0, 1, 2: of up to 8, up to 32, or more rows of x, 8, 32
- * and 64 of them, and 32, 32 and 64 outputs.  What pads a row in shared memory
- * avoids bank conflicts: four rows of weights, two of x in a phase. */
-template <int SIZE> struct tile_t {
+ * and 64 of them, and 32, 32 and 64 outputs; and by what it reads (OP_PLAIN,
+ * …).  What pads a row in shared memory avoids bank conflicts: four rows of
+ * weights, two of x in a phase. */
+template <int SIZE, int KIND> struct tile_t {
     static constexpr int out_tiles = SIZE == 2 ? 4 : 2; /* of 16 outputs */
     static constexpr int col_tiles =
         SIZE == 0 ? 1 : 4; /* of 8 rows, a warp's */
@@ -40,7 +44,10 @@ template <int SIZE> struct tile_t {
     static constexpr int w_row = run * 2 + 32;
     static constexpr int x_row = run * 4 + 64;
     static constexpr int x_at = outs * w_row;
-    static constexpr int bytes = x_at + cols * x_row;
+    static constexpr int up_at = x_at + cols * x_row; /* behind the gates */
+    static constexpr int norm_at =
+        KIND == OP_GATED ? up_at + cols * x_row : up_at;
+    static constexpr int bytes = norm_at + (KIND == OP_NORMED ? run * 4 : 0);
 
     /* what the sums need of the same memory at the end */
     static constexpr int sum_bytes = CLASSES * outs * cols * 4;
@@ -50,12 +57,13 @@ template <int SIZE> struct tile_t {
 
 /* Inputs first … first + run − 1 of the tile; what lies behind the last one is
  * 0.  Outputs behind the last one are read as the last one. */
-template <int SIZE>
+template <int SIZE, int KIND>
 static __device__ __forceinline__ void
 fetch(const cuda_dot_t *job, uint8_t *stage, int first)
 {
-    typedef tile_t<SIZE> tile;
+    typedef tile_t<SIZE, KIND> tile;
     const int n_in = job->w.n_in;
+    const size_t row = (size_t) n_in * (KIND == OP_GATED ? 2 : 1);
     const int last = job->w.n_out - 1 - (int) blockIdx.y * tile::outs;
     const int col = (int) blockIdx.x * tile::cols;
     const int left = job->rows - col;
@@ -75,10 +83,22 @@ fetch(const cuda_dot_t *job, uint8_t *stage, int first)
 
     for (int i = threadIdx.x; i < n_cols * tile::run / 4; i += tile::threads) {
         const int c = i / (tile::run / 4), at = i % (tile::run / 4) * 4;
+        const bool valid = first + at < n_in;
+        const float *x = job->in.x + (size_t) (col + c) * row + first + at;
+        uint8_t *to = stage + c * tile::x_row + at * 4;
 
-        cp_async16_if(stage + tile::x_at + c * tile::x_row + at * 4,
-                      job->in.x + (size_t) (col + c) * n_in + first + at,
-                      first + at < n_in);
+        cp_async16_if(to + tile::x_at, x, valid);
+
+        if (KIND == OP_GATED) {
+            cp_async16_if(to + tile::up_at, x + n_in, valid);
+        }
+    }
+
+    if (KIND == OP_NORMED) {
+        for (int i = threadIdx.x; i < tile::run / 4; i += tile::threads) {
+            cp_async16_if(stage + tile::norm_at + i * 16,
+                          job->in.norm + first + i * 4, first + i * 4 < n_in);
+        }
     }
 
     cp_async_commit();
@@ -125,12 +145,33 @@ load_weights(const uint8_t *p, int row_bytes, uint32_t a[2][4])
 }
 
 
-/* The same inputs of one row of x: b of the two halves, the nearest numbers
- * and the rest. */
-static __device__ __forceinline__ void
-load_inputs(const uint8_t *p, uint32_t b[2][2][2])
+/* The same inputs of one row of x, at p in a stage. */
+template <int SIZE, int KIND>
+static __device__ __forceinline__ float4
+read_inputs(const uint8_t *p, const uint8_t *norm, float factor)
 {
+    typedef tile_t<SIZE, KIND> tile;
     const float4 v = *(const float4 *) p;
+
+    if (KIND == OP_NORMED) {
+        return cuda_norm4(v, *(const float4 *) norm, factor);
+    }
+
+    if (KIND == OP_GATED) {
+        const float4 u = *(const float4 *) (p + (tile::up_at - tile::x_at));
+
+        return make_float4(cuda_gated(v.x, u.x), cuda_gated(v.y, u.y),
+                           cuda_gated(v.z, u.z), cuda_gated(v.w, u.w));
+    }
+
+    return v;
+}
+
+
+/* Four inputs as b of the two halves, the nearest numbers and the rest. */
+static __device__ __forceinline__ void
+split_inputs(float4 v, uint32_t b[2][2][2])
+{
     const float x[4] = { v.x, v.y, v.z, v.w };
 
 #pragma unroll
@@ -143,13 +184,17 @@ load_inputs(const uint8_t *p, uint32_t b[2][2][2])
 }
 
 
-/* A block of all of the warp's tiles onto its sums. */
-template <int LAYOUT, int SIZE>
+/* Block b of a stage: all of the warp's tiles onto its sums.  x_at: where in a
+ * stage its rows' first four inputs are; factor: of their norm. */
+template <int LAYOUT, int SIZE, int KIND>
 static __device__ __forceinline__ void
-add_block(const uint8_t *w, const uint8_t *const *x,
-          float acc[tile_t<SIZE>::out_tiles][tile_t<SIZE>::col_tiles][4])
+add_block(
+    const uint8_t *stage, int b, const int *x_at, float factor,
+    float acc[tile_t<SIZE, KIND>::out_tiles][tile_t<SIZE, KIND>::col_tiles][4])
 {
-    typedef tile_t<SIZE> tile;
+    typedef tile_t<SIZE, KIND> tile;
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const uint8_t *w = stage + g * tile::w_row + b * BLOCK * 2 + t * 8;
     uint32_t a[tile::out_tiles][2][4];
 
 #pragma unroll
@@ -159,15 +204,19 @@ add_block(const uint8_t *w, const uint8_t *const *x,
 
 #pragma unroll
     for (int c = 0; c < tile::col_tiles; c++) {
-        uint32_t b[2][2][2];
+        uint32_t x[2][2][2];
 
-        load_inputs(x[c], b);
+        split_inputs(read_inputs<SIZE, KIND>(stage + x_at[c] + b * BLOCK * 4,
+                                             stage + tile::norm_at
+                                                 + b * BLOCK * 4 + t * 16,
+                                             factor),
+                     x);
 
 #pragma unroll
         for (int i = 0; i < 4; i++) {
 #pragma unroll
             for (int o = 0; o < tile::out_tiles; o++) {
-                mma_tf32_1688(acc[o][c], a[o][i / 2], b[i / 2][i % 2]);
+                mma_tf32_1688(acc[o][c], a[o][i / 2], x[i / 2][i % 2]);
             }
         }
     }
@@ -175,12 +224,13 @@ add_block(const uint8_t *w, const uint8_t *const *x,
 
 
 /* The sums of the classes → y. */
-template <int SIZE>
+template <int SIZE, int KIND>
 static __device__ __forceinline__ void
-finish(const cuda_dot_t *job, float *sums,
-       float acc[tile_t<SIZE>::out_tiles][tile_t<SIZE>::col_tiles][4])
+finish(
+    const cuda_dot_t *job, float *sums,
+    float acc[tile_t<SIZE, KIND>::out_tiles][tile_t<SIZE, KIND>::col_tiles][4])
 {
-    typedef tile_t<SIZE> tile;
+    typedef tile_t<SIZE, KIND> tile;
     const int n = tile::outs * tile::cols;
     const int warp = threadIdx.x / 32;
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -217,20 +267,41 @@ finish(const cuda_dot_t *job, float *sums,
 }
 
 
-template <int LAYOUT, int SIZE>
-__global__ void
-__launch_bounds__(tile_t<SIZE>::threads) dense(const cuda_dot_t job)
+/* Of the row that this lane reads; one tile has all rows then. */
+template <int SIZE, int KIND>
+static __device__ __forceinline__ float
+norm_factor(const cuda_dot_t *job)
 {
-    typedef tile_t<SIZE> tile;
+    typedef tile_t<SIZE, KIND> tile;
+    __shared__ float sums[tile::cols][CUDA_ROW_WARPS];
+    const int n_in = job->w.n_in;
+    const int row = threadIdx.x % 32 / 4;
+
+    for (int r = 0; r < job->rows; r++) {
+        cuda_norm_sums<tile::threads>(job->in.x + (size_t) r * n_in, n_in,
+                                      sums[r]);
+    }
+
+    __syncthreads();
+
+    return cuda_norm_of(sums[row < job->rows ? row : job->rows - 1], n_in,
+                        job->in.eps);
+}
+
+
+template <int LAYOUT, int SIZE, int KIND>
+__global__ void
+__launch_bounds__(tile_t<SIZE, KIND>::threads) dense(const cuda_dot_t job)
+{
+    typedef tile_t<SIZE, KIND> tile;
     DYN_SMEM(uint8_t, smem);
     const int warp = threadIdx.x / 32;
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const int last = job.rows - 1 - (int) blockIdx.x * tile::cols;
     const int runs = (job.w.n_in + tile::run - 1) / tile::run;
     int x_at[tile::col_tiles];
-    float acc[tile_t<SIZE>::out_tiles][tile_t<SIZE>::col_tiles][4] = {
-        { { 0.0f } }
-    };
+    float acc[tile_t<SIZE, KIND>::out_tiles][tile_t<SIZE, KIND>::col_tiles]
+             [4] = { { { 0.0f } } };
 
     /* columns behind the last one were not fetched */
 #pragma unroll
@@ -240,14 +311,17 @@ __launch_bounds__(tile_t<SIZE>::threads) dense(const cuda_dot_t job)
         x_at[c] = tile::x_at + (col < last ? col : last) * tile::x_row + t * 16;
     }
 
-    fetch<SIZE>(&job, smem, 0);
+    fetch<SIZE, KIND>(&job, smem, 0);
+
+    const float factor =
+        KIND == OP_NORMED ? norm_factor<SIZE, KIND>(&job) : 1.0f;
 
     for (int run = 0; run < runs; run++) {
         const uint8_t *stage = smem + run % 2 * tile::bytes;
 
         if (run + 1 < runs) {
-            fetch<SIZE>(&job, smem + (run + 1) % 2 * tile::bytes,
-                        (run + 1) * tile::run);
+            fetch<SIZE, KIND>(&job, smem + (run + 1) % 2 * tile::bytes,
+                              (run + 1) * tile::run);
             cp_async_wait<1>();
         } else {
             cp_async_wait<0>();
@@ -256,21 +330,13 @@ __launch_bounds__(tile_t<SIZE>::threads) dense(const cuda_dot_t job)
         __syncthreads();
 
         for (int b = warp % CLASSES; b < tile::run / BLOCK; b += CLASSES) {
-            const uint8_t *x[tile::col_tiles];
-
-#pragma unroll
-            for (int c = 0; c < tile::col_tiles; c++) {
-                x[c] = stage + x_at[c] + b * BLOCK * 4;
-            }
-
-            add_block<LAYOUT, SIZE>(
-                stage + g * tile::w_row + b * BLOCK * 2 + t * 8, x, acc);
+            add_block<LAYOUT, SIZE, KIND>(stage, b, x_at, factor, acc);
         }
 
         __syncthreads();
     }
 
-    finish<SIZE>(&job, (float *) smem, acc);
+    finish<SIZE, KIND>(&job, (float *) smem, acc);
 }
 
 
@@ -278,33 +344,45 @@ bool
 cuda_dense_fits(const cuda_dot_t *dot)
 {
     return dot->tensor_floats && dot->w.layout != OP_LAY_F32
-           && dot->w.n_in % 8 == 0 && tile_t<2>::all <= dot->max_smem;
+           && dot->w.n_in % 8 == 0
+           && tile_t<0, OP_GATED>::all + 1024 <= dot->max_smem;
 }
 
 
-#define DENSE_TILE(layout, size)                                              \
+bool
+cuda_dense_reads(const cuda_dot_t *dot)
+{
+    return dot->rows <= tile_t<0, OP_PLAIN>::cols;
+}
+
+
+#define DENSE_TILE(layout, size, kind)                                        \
     do {                                                                      \
-        typedef tile_t<size> tile;                                            \
+        typedef tile_t<size, kind> tile;                                      \
         const dim3 grid(                                                      \
             (unsigned) ((job.rows + tile::cols - 1) / tile::cols),            \
             (unsigned) ((job.w.n_out + tile::outs - 1) / tile::outs));        \
                                                                               \
         if (tile::all > PLAIN_SMEM) {                                         \
-            cudaFuncSetAttribute((const void *) dense<layout, size>,          \
+            cudaFuncSetAttribute((const void *) dense<layout, size, kind>,    \
                                  cudaFuncAttributeMaxDynamicSharedMemorySize, \
                                  tile::all);                                  \
         }                                                                     \
-        LAUNCH((dense<layout, size>), grid, tile::threads, tile::all, stream, \
-               job);                                                          \
+        LAUNCH((dense<layout, size, kind>), grid, tile::threads, tile::all,   \
+               stream, job);                                                  \
     } while (0)
 
-#define DENSE(layout)                         \
-    if (job.rows <= tile_t<0>::cols) {        \
-        DENSE_TILE(layout, 0);                \
-    } else if (job.rows <= tile_t<1>::cols) { \
-        DENSE_TILE(layout, 1);                \
-    } else {                                  \
-        DENSE_TILE(layout, 2);                \
+#define DENSE(layout)                     \
+    if (job.in.kind == OP_NORMED) {       \
+        DENSE_TILE(layout, 0, OP_NORMED); \
+    } else if (job.in.kind == OP_GATED) { \
+        DENSE_TILE(layout, 0, OP_GATED);  \
+    } else if (job.rows <= 8) {           \
+        DENSE_TILE(layout, 0, OP_PLAIN);  \
+    } else if (job.rows <= 32) {          \
+        DENSE_TILE(layout, 1, OP_PLAIN);  \
+    } else {                              \
+        DENSE_TILE(layout, 2, OP_PLAIN);  \
     }
 
 

@@ -26,8 +26,8 @@ typedef struct cuda_blas_s cuda_blas_t;
 struct op_dev_s {
     int id;
     cudaStream_t stream;
-    int max_smem;   /* shared memory that a thread block may ask for */
-    int max_blocks; /* thread blocks worth having: a few a processor */
+    int max_smem;       /* shared memory that a thread block may ask for */
+    int max_blocks;     /* thread blocks worth having: a few a processor */
     bool tensor_floats; /* it multiplies TF32 matrices */
     char describe[320];
     op_limits_t limits; /* all 0 before prepare() */

@@ -70,7 +70,8 @@ typedef struct {
 /* One segment's product. */
 typedef struct {
     cuda_segment_t w;
-    cuda_input_t in; /* kind OP_PLAIN for a float layout */
+    cuda_input_t in; /* kind OP_PLAIN for a float layout, unless
+                        cuda_dense_reads() */
     cuda_act_t act;  /* of a quantised layout */
     float *y;        /* of the segment's first output */
     int ldy;
@@ -111,6 +112,7 @@ bool cuda_gemv_fits(const cuda_dot_t *dot);
 void cuda_gemv_launch(const cuda_dot_t *dot, cudaStream_t stream);
 void cuda_gemm_launch(const cuda_dot_t *dot, cudaStream_t stream);
 bool cuda_dense_fits(const cuda_dot_t *dot);
+bool cuda_dense_reads(const cuda_dot_t *dot); /* norms and gates, too */
 void cuda_dense_launch(const cuda_dot_t *dot, cudaStream_t stream);
 void cuda_float_launch(const cuda_dot_t *dot, cudaStream_t stream);
 

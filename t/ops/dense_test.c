@@ -214,6 +214,64 @@ without_tensor_cores(void **state)
 }
 
 
+/* Normed and gated inputs: the same bits as the two ops one after the other;
+ * and few rows are one launch. */
+static void
+exact_of(void **state)
+{
+    static const int widths[] = { N_IN, 8, 1544 };
+    enum { MOST = 1544, OF_ROWS = 11 };
+    device_t d = open_as("80", false);
+    static float got[OF_ROWS * N_OUT], want[OF_ROWS * N_OUT],
+        between[OF_ROWS * MOST];
+
+    (void) state;
+
+    for (int i = 0; i < 3 * N_FLOAT; i++) {
+        const int n = widths[i / N_FLOAT];
+        op_tensor_t t = random_tensor(dtypes[i % N_FLOAT], n, N_OUT);
+        float *x = random_rows(OF_ROWS, 2 * n);
+        float *norm = random_rows(1, n);
+        op_weight_t *w = make_weight(&d, &t, 1);
+
+        for (int k = 0; k < 2 * OF_ROWS; k++) {
+            const int rows = k / 2 + 1;
+            const op_input_t in = { .kind = k % 2 == 0 ? OP_NORMED : OP_GATED,
+                                    .dim = n,
+                                    .x = x,
+                                    .norm = norm,
+                                    .eps = 1e-5f };
+            uint64_t before = shim_stats.launches;
+
+            /* and whatever the schedule */
+            shim_options()->seed = (uint64_t) (i % 4);
+            d.ops->linear_of(d.dev, got, N_OUT, &in, rows, w, OP_SET);
+            shim_options()->seed = 0;
+            assert_int_equal(shim_stats.launches - before,
+                             rows <= 8 && t.dtype != OP_F32 ? 1 : 2);
+
+            if (in.kind == OP_NORMED) {
+                d.ops->rmsnorm(d.dev, between, x, norm, rows, n, in.eps);
+            } else {
+                d.ops->silu_mul(d.dev, between, x, rows, n);
+            }
+
+            d.ops->linear(d.dev, want, N_OUT, between, rows, w, OP_SET);
+            check_same(want, got, rows * N_OUT,
+                       in.kind == OP_NORMED ? "normed" : "gated",
+                       (int) t.dtype);
+        }
+
+        d.ops->weight_free(d.dev, w);
+        free(x);
+        free(norm);
+        free((void *) t.data);
+    }
+
+    d.ops->close(d.dev);
+}
+
+
 static void
 loose_is_cublas(void **state)
 {
@@ -497,6 +555,7 @@ main(void)
         cmocka_unit_test(exact_whatever_the_rows),
         cmocka_unit_test(exact_is_near),
         cmocka_unit_test(without_tensor_cores),
+        cmocka_unit_test(exact_of),
         cmocka_unit_test(loose_is_cublas),
         cmocka_unit_test(loose_in_parts),
         cmocka_unit_test(loose_of),

@@ -194,6 +194,34 @@ test_loose(void **unused)
 }
 
 
+/* As many launches as with quantised weights: norms and gates go with the
+ * products of a row. */
+static void
+test_launches(void **unused)
+{
+    (void) unused;
+    tiny_dtype = OP_BF16;
+
+    engine_t *engine = tiny_engine(exact);
+    request_t *req = submit(engine, 0);
+
+    engine_step(engine);
+    engine_step(engine);
+
+    const uint64_t before = shim_stats.launches;
+    const int n_layers = model_config(engine->model)->n_layers;
+
+    engine_step(engine);
+    print_message("# %d launches in a step of %d layers\n",
+                  (int) (shim_stats.launches - before), n_layers);
+    assert_true(shim_stats.launches - before <= 5 + 6 * (uint64_t) n_layers);
+    run_all(engine);
+    request_destroy(req);
+    engine_close(engine);
+    tiny_dtype = OP_Q8_0;
+}
+
+
 /* Quantised weights have nothing to be loose about. */
 static void
 test_quantised(void **unused)
@@ -289,6 +317,7 @@ main(void)
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_exact),
         cmocka_unit_test(test_loose),
+        cmocka_unit_test(test_launches),
         cmocka_unit_test(test_quantised),
     };
 
