@@ -7,12 +7,15 @@
  *   acc = fmaf((float) dot, d_w * d_x, acc), for each half of a Q6_K block,
  *   acc = fmaf(m_w, s_x, acc) behind it, s_x = d_x * sum(q_x), with minima,
  * and the classes are added as a tree: class j and j + 8, then + 4, + 2, + 1.
- * F16 and BF16 weights: cuda_dense.cu.  F32 ones, and those where there are no
- * tensor cores for them or n_in is no multiple of 8: class (i / 8) % 16 of
- * input i, acc = fmaf(w, x, acc), the same tree.  With OP_FINE the product of what quantising left over is a sum
- * of its own, added to the first one.  One warp that reads a row has a class a
- * lane; eight warps that multiply tiles have two classes a warp: both give the
- * same bits, so the number of rows may choose.
+ * With OP_FINE the product of what quantising left over is a sum of its own,
+ * added to the first one.  One warp that reads a row has a class a lane; eight
+ * warps that multiply tiles have two classes a warp: both give the same bits,
+ * so the number of rows may choose.
+ *
+ * F16 and BF16 weights are cuda_dense.cu's.  F32 ones, and those where there
+ * are no tensor cores for them or n_in is no multiple of 8, are
+ * cuda_float.cu's: class (i / 8) % 16 of input i, acc = fmaf(w, x, acc), the
+ * same tree.  Both have one order for any number of rows, too.
  *
  * A quantised weight is kept as two arrays: quants, 16 or 32 bytes a block in
  * one piece, and scales, so that a lane reads a block by 128-bit loads and a

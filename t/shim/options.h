@@ -34,8 +34,8 @@ typedef struct {
     /* LLM_SHIM_MEMORY: bytes of the device */
     size_t memory;
 
-    /* LLM_SHIM_KERNEL_MEMORY: bytes of the device that a kernel takes when it is
-     * launched for the first time */
+    /* LLM_SHIM_KERNEL_MEMORY: bytes of the device that a kernel takes when it
+     * is launched for the first time */
     size_t kernel_memory;
 
     /* LLM_SHIM_DEVICE: "none", "old" (a driver older than the runtime), or a
