@@ -18,9 +18,14 @@ extern "C" {
 #include "kernels/cuda/cuda_ops.h"
 }
 
+/* The runtime loads a kernel when it is first launched; all of them have a few
+ * megabytes, and local memory and tables of the driver come with them. */
+enum { CODE_BYTES = 32 << 20 };
+
 /* What the segments of one product share. */
 typedef struct {
     bool plain;     /* floats are in `input` */
+    int narrow;     /* the type that cuBLAS's inputs have, or -1 */
     bool quantised; /* the device's activations are the product's */
     cuda_input_t input;
 } cuda_ready_t;
@@ -104,13 +109,15 @@ cuda_free(op_dev_t *dev, void *p, size_t bytes)
 static op_memory_t
 cuda_memory(op_dev_t *dev)
 {
-    op_memory_t memory = { 0, 0 };
+    op_memory_t memory = { 0, 0, 0 };
 
     if (!cuda_ok(dev, cudaMemGetInfo(&memory.free, &memory.total),
                  "asking for memory"))
     {
         memory.free = 0;
     }
+
+    memory.later = CODE_BYTES + cuda_blas_later(dev);
 
     return memory;
 }
@@ -160,6 +167,7 @@ void
 cuda_unprepare(op_dev_t *dev)
 {
     cuda_stage_destroy(dev, &dev->step_stage);
+    cuda_stage_destroy(dev, &dev->index_stage);
     cuda_free(dev, dev->act.q, dev->act_q_bytes);
     cuda_free(dev, dev->act.ds, dev->act_ds_bytes);
     cuda_free(dev, dev->attn_scratch, dev->attn_bytes);
@@ -210,7 +218,10 @@ cuda_prepare(op_dev_t *dev, const op_limits_t *limits, op_err_t *err)
     dev->attn_scratch = cuda_alloc(dev, dev->attn_bytes);
 
     if (dev->act.q == NULL || dev->act.ds == NULL || dev->attn_scratch == NULL
+        || cuda_blas_prepare(dev, limits) != 0
         || cuda_stage_create(dev, &dev->step_stage, cuda_step_bytes(limits))
+               != 0
+        || cuda_stage_create(dev, &dev->index_stage, cuda_index_bytes(limits))
                != 0)
     {
         cuda_unprepare(dev);
@@ -298,20 +309,48 @@ plain_input(op_dev_t *dev, const op_input_t *in, int rows)
 }
 
 
+/* One segment of floats. */
+static void
+linear_float(op_dev_t *dev, cuda_dot_t *dot, const op_input_t *in,
+             cuda_ready_t *ready)
+{
+    const bool fused = cuda_dense_fits(dot) && cuda_dense_reads(dot)
+                       && !cuda_blas_fits(dev, dot);
+
+    if (!fused && !ready->plain) {
+        ready->input = plain_input(dev, in, dot->rows);
+        ready->plain = true;
+    }
+
+    dot->in = fused ? input_of(in) : ready->input;
+
+    if (cuda_blas_fits(dev, dot)) {
+        if (ready->narrow != (int) dot->w.layout) {
+            cuda_blas_narrow(dev, dot);
+            launched(dev, "inputs of cuBLAS");
+            ready->narrow = (int) dot->w.layout;
+        }
+
+        cuda_blas_gemm(dev, dot);
+
+    } else if (cuda_dense_fits(dot)) {
+        cuda_dense_launch(dot, dev->stream);
+
+    } else {
+        cuda_float_launch(dot, dev->stream);
+    }
+
+    launched(dev, "linear");
+}
+
+
 /* One segment; what is done once for all of a weight's is noted in `ready`. */
 static void
 linear_segment(op_dev_t *dev, cuda_dot_t *dot, const op_input_t *in,
                cuda_ready_t *ready)
 {
     if (dot->w.n_blocks == 0) {
-        if (!ready->plain) {
-            ready->input = plain_input(dev, in, dot->rows);
-            ready->plain = true;
-        }
-
-        dot->in = ready->input;
-        cuda_float_launch(dot, dev->stream);
-        launched(dev, "linear");
+        linear_float(dev, dot, in, ready);
         return;
     }
 
@@ -345,6 +384,7 @@ cuda_linear_of(op_dev_t *dev, float *y, int ldy, const op_input_t *in, int rows,
     cuda_ready_t ready;
 
     memset(&ready, 0, sizeof(ready));
+    ready.narrow = -1;
 
     for (int i = 0; i < n && rows > 0 && !dev->failed; i++) {
         cuda_dot_t dot;
@@ -361,6 +401,7 @@ cuda_linear_of(op_dev_t *dev, float *y, int ldy, const op_input_t *in, int rows,
         dot.add = mode & OP_ADD;
         dot.max_smem = dev->max_smem;
         dot.max_blocks = dev->max_blocks;
+        dot.tensor_floats = dev->tensor_floats;
         linear_segment(dev, &dot, in, &ready);
     }
 }

@@ -88,6 +88,17 @@ cuda_step_bytes(const op_limits_t *limits)
 }
 
 
+/* A row each, or a copy of a page for each sequence and one more. */
+size_t
+cuda_index_bytes(const op_limits_t *limits)
+{
+    const size_t rows = (size_t) limits->max_rows;
+    const size_t copies = 2 * ((size_t) limits->max_seqs + 1);
+
+    return (rows > copies ? rows : copies) * sizeof(int32_t);
+}
+
+
 /* n values, or zeros where the step has none, behind what is there. */
 static const int32_t *
 append(cuda_stage_t *stage, size_t *at, const int32_t *from, size_t n)

@@ -238,7 +238,21 @@ mma_s8_16832(int32_t d[4], const uint32_t a[4], const uint32_t b[2], SHIM_FROM)
 }
 
 
+static inline void
+mma_tf32_1688(float d[4], const uint32_t a[4], const uint32_t b[2], SHIM_FROM)
+{
+    shim_mma_tf32_1688(d, a, b, SHIM_SITE("mma.tf32"));
+}
+
+
 /* --- number formats --- */
+
+static inline uint32_t
+f32_to_tf32(float x)
+{
+    return shim_f32_to_tf32(x);
+}
+
 
 static inline float
 f16_to_f32(uint16_t bits)
@@ -572,6 +586,27 @@ mma_bf16_16816(float d[4], const uint32_t a[4], const uint32_t b[2])
 }
 
 
+/* d[16, 8] += a[16, 8] · b[8, 8] of TF32 numbers (f32 whose low 13 bits are 0).
+ * With g and t as above: a[0]: row g, k t; a[1]: row g + 8; a[2], a[3]: k + 4;
+ * b[0]: k t, column g; b[1]: k + 4; d as above.  From sm_80 on. */
+static __device__ __forceinline__ void
+mma_tf32_1688(float d[4], const uint32_t a[4], const uint32_t b[2])
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, "
+        "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+    (void) d;
+    (void) a;
+    (void) b;
+    __trap(); /* no such instruction, and nobody asks for it */
+#endif
+}
+
+
 /* d[16, 8] += a[16, 32] · b[32, 8] of signed bytes.  With g and t as above:
  * a[0]: row g, k 4t to 4t + 3; a[1]: row g + 8; a[2], a[3]: k + 16;
  * b[0]: k 4t to 4t + 3, column g; b[1]: k + 16; d as above. */
@@ -598,6 +633,22 @@ mma_s8_16832(int32_t d[4], const uint32_t a[4], const uint32_t b[2])
 
 
 /* --- number formats, rounded to nearest even --- */
+
+/* but this one away from zero where two are as near */
+static __device__ __forceinline__ uint32_t
+f32_to_tf32(float x)
+{
+#if __CUDA_ARCH__ >= 800
+    uint32_t bits;
+
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+
+    return bits;
+#else
+    return __float_as_uint(x);
+#endif
+}
+
 
 static __device__ __forceinline__ float
 f16_to_f32(uint16_t bits)

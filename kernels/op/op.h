@@ -52,6 +52,10 @@ typedef struct {
     bool pinned;     /* a CPU for each thread, where all but those reserved
                         are ours */
     int device;      /* which of several, from 0; -1: the one with most room */
+    bool loose;      /* linear() of float weights may be faster and less exact:
+                        its bits may depend on the number of rows, and inputs
+                        be rounded to the weights' type.  Most backends have no
+                        use for it. */
 
     /* NULL, or an open device of the same backend whose processor (threads)
      * this one uses, too: they never run at once, and this one is closed
@@ -63,6 +67,8 @@ typedef struct {
 typedef struct {
     size_t total;
     size_t free;
+    size_t later; /* of free: what it takes for itself once it works (code of
+                     kernels), whatever it is asked for */
 } op_memory_t;
 
 /* Upper bounds of all later calls; fixes the scratch. */
@@ -247,7 +253,7 @@ typedef struct {
      * r is 0 in the others, whose rounding is small beside theirs.
      * F32, F16, BF16 W: acc = fmaf(w, x, acc), inputs ascending.
      * This is the order of `cpu`; `cuda` has one of its own (cuda_linear.h),
-     * over the same integers.
+     * over the same integers, and for F16 and BF16 W takes x in two parts.
      * ref computes in double over dequantised weights and unquantised x: the
      * relative RMS error of a row against it is ≤ 1.5e-2 for quantised
      * weights (1.5e-4 with OP_FINE), ≤ 1e-5 for float ones. */

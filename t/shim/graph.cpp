@@ -106,6 +106,10 @@ shim_launch(const shim_grid_t *launch, cudaStream_t stream,
         error = cudaErrorLaunchOutOfResources;
     }
 
+    if (error == cudaSuccess && !shim_memory_load(grid.kernel)) {
+        error = cudaErrorMemoryAllocation;
+    }
+
     if (error != cudaSuccess) {
         shim_error(error);
         return;

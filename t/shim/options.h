@@ -34,6 +34,10 @@ typedef struct {
     /* LLM_SHIM_MEMORY: bytes of the device */
     size_t memory;
 
+    /* LLM_SHIM_KERNEL_MEMORY: bytes of the device that a kernel takes when it
+     * is launched for the first time */
+    size_t kernel_memory;
+
     /* LLM_SHIM_DEVICE: "none", "old" (a driver older than the runtime), or a
      * compute capability as "80" */
     const char *device;
@@ -61,6 +65,8 @@ typedef struct {
     uint64_t copies;
     uint64_t pageable_copies; /* asynchronous ones that are not */
     uint64_t graph_launches;
+    uint64_t products;   /* of cuBLAS, when they were asked for */
+    uint64_t workspaces; /* that it took for them because it was given none */
 } shim_stats_t;
 
 extern shim_stats_t shim_stats;

@@ -89,6 +89,11 @@ bool shim_breaks_capture(void);
 
 /* While operations run, device memory may be touched (nests). */
 void shim_memory_open(void);
+
+/* A kernel is about to be launched: takes what the option kernel_memory says
+ * of the first time.  False: there is not as much. */
+bool shim_memory_load(const void *kernel);
+void shim_memory_unload(void);
 void shim_memory_close(void);
 
 bool shim_on_device(const void *ptr);
