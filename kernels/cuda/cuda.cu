@@ -101,6 +101,7 @@ cuda_free(op_dev_t *dev, void *p, size_t bytes)
     (void) bytes;
 
     if (p != NULL) {
+        cuda_graphs_drop(dev);
         cuda_ok(dev, cudaFree(p), "freeing memory");
     }
 }
@@ -166,6 +167,7 @@ round_up(size_t n, size_t unit)
 void
 cuda_unprepare(op_dev_t *dev)
 {
+    cuda_graphs_drop(dev);
     cuda_stage_destroy(dev, &dev->step_stage);
     cuda_stage_destroy(dev, &dev->index_stage);
     cuda_free(dev, dev->act.q, dev->act_q_bytes);
@@ -507,7 +509,22 @@ cuda_kv_copy(op_dev_t *dev, const op_kv_t *kv, const op_copy_t *copies, int n)
 static const char *
 cuda_describe(op_dev_t *dev)
 {
-    return dev->describe;
+    const cuda_graphs_t *graphs = &dev->graphs;
+
+    snprintf(dev->told, sizeof(dev->told), "%s", dev->describe);
+
+    if (graphs->n_replays > 0) {
+        const size_t at = strlen(dev->told);
+
+        snprintf(dev->told + at, sizeof(dev->told) - at,
+                 ", %llu graphs recorded, %llu passes run by them in place of "
+                 "%llu launches",
+                 (unsigned long long) graphs->n_recorded,
+                 (unsigned long long) graphs->n_replays,
+                 (unsigned long long) graphs->n_saved);
+    }
+
+    return dev->told;
 }
 
 
@@ -526,6 +543,7 @@ const op_table_t cuda_ops = {
     .put = cuda_put,
     .get = cuda_get,
     .step = cuda_step,
+    .pass = cuda_pass,
     .check = cuda_check,
     .weight = cuda_weight,
     .weight_free = cuda_weight_free,

@@ -28,7 +28,7 @@ typedef struct {
     int n_out;
     int table_width;          /* pages in a row of tables */
     const int32_t *tokens;    /* [n_rows] */
-    const int32_t *pos;       /* [n_rows] */
+    const int32_t *pos;       /* [n_rows]; −1: padding, which is nobody's */
     const int32_t *seq;       /* [n_rows] row → sequence */
     const int32_t *row_start; /* [n_seqs + 1] */
     const int32_t *tables;    /* [n_seqs][table_width]; what lies behind a

@@ -83,7 +83,7 @@ warp_lane(int x, int lane)
 
 
 /* Which rows tile number `tile` has, among sequences of few or of many rows;
- * false: there are fewer tiles.  The whole warp looks. */
+ * false: there are fewer tiles, or it is padding.  The whole warp looks. */
 static __device__ bool
 find_tile(const attn_args_t *args, int number, int per_tile, bool few,
           tile_t *tile)
@@ -125,7 +125,7 @@ find_tile(const attn_args_t *args, int number, int per_tile, bool few,
     tile->row = first + index;
     tile->n = n < per_tile ? n : per_tile;
     tile->pos = args->pos[tile->row];
-    return true;
+    return tile->pos >= 0;
 }
 
 

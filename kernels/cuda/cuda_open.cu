@@ -239,6 +239,7 @@ cuda_open(const op_open_t *params, op_err_t *err)
 
     dev->id = id;
     dev->loose = params->loose;
+    dev->graphs.off = params->no_graphs;
 
     if (open_device(dev, err) != 0) {
         cuda_close(dev);

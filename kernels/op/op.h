@@ -51,6 +51,7 @@ typedef struct {
     int reserved;    /* CPUs that are left to others */
     bool pinned;     /* a CPU for each thread, where all but those reserved
                         are ours */
+    bool no_graphs;  /* passes are not recorded, see pass() */
     int device;      /* which of several, from 0; -1: the one with most room */
     bool loose;      /* linear() of float weights may be faster and less exact:
                         its bits may depend on the number of rows, and inputs
@@ -120,6 +121,18 @@ typedef struct {
     int n_out;
     const int32_t *out_rows; /* [n_out] ascending: rows that want logits */
 } op_batch_t;
+
+/* A forward pass that the backend may record.  phase is the backend's, 0 at
+ * first. */
+typedef struct {
+    const void *model; /* whose: the ops between two calls of pass() follow
+                          from this, the pool and the batch */
+    const op_kv_t *kv;
+    const op_batch_t *batch;
+    op_batch_t given; /* what the ops are to be given in place of batch: it may
+                         have more rows, and no block tables */
+    int phase;
+} op_pass_t;
 
 typedef struct {
     int n_heads;
@@ -197,6 +210,14 @@ typedef struct {
     /* A step begins: until the next one, ops that take a batch are given this
      * one, and its arrays stay as they are. */
     void (*step)(op_dev_t *dev, const op_batch_t *batch);
+
+    /* In place of step(), for a whole pass:
+     *     while (pass(dev, &p)) { every op of the pass, over p.given }
+     * The ops may be called once, twice, or not at all, where the backend has
+     * recorded them and runs what it recorded; nothing but ops that wait for
+     * nothing may stand there.  Afterwards the rows of the batch are done, bit
+     * for bit as by step() and the ops.  NULL: step() it is. */
+    bool (*pass)(op_dev_t *dev, op_pass_t *pass);
 
     /* 0; or -1 when the device has failed, with what happened in err: then
      * whatever came from it since the last check that was good is void, and so
