@@ -34,6 +34,11 @@ need_packages $BUILD_PACKAGES perl python3 python3-venv libcmocka-dev \
 test_python() {
     local venv=$STATE_DIR/venv wanted="openai jinja2 numpy"
 
+    # they read compiled kernels
+    if command -v nvcc /usr/local/cuda/bin/nvcc >/dev/null; then
+        wanted+=" nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
+    fi
+
     if [ "$(cat "$venv/wanted" 2>/dev/null)" != "$wanted" ]; then
         say "installing Python packages: $wanted"
         rm -rf "$venv"
