@@ -94,7 +94,7 @@ esac
 test_python
 # of all GPUs that a release is for, two: each takes a minute of nvcc
 export CUDA_ARCHS=${CUDA_ARCHS:-80 90}
-build all units ops tools shim cuda-tests
+build all units ops tools shim cuda-tests emu
 
 tests=(t/*.t build/t/unit/*_test build/t/ops/*_test build/t/shim/*_test
        build/t/cuda/*_test)

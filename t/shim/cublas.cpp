@@ -205,7 +205,10 @@ cublasGemmEx(cublasHandle_t handle, cublasOperation_t op_a,
         return status;
     }
 
-    const auto run = [gemm] { multiply(&gemm); };
+    const auto run = [gemm] {
+        shim_trace("cublasGemmEx");
+        multiply(&gemm);
+    };
 
     return shim_enqueue(handle->stream,
                         { cudaGraphNodeTypeKernel, run, {}, NULL })
