@@ -3,6 +3,7 @@
 # t/tools/roofline.py: at most six kernels a layer in a decode step, counted
 # in the engine over the emulated GPU, and bounds that follow from the bytes.
 # With dense weights both norms and the gate are kernels of their own: nine.
+# Attention over more than 256 tokens has one more, which combines its splits.
 
 use strict;
 use warnings;
@@ -41,6 +42,7 @@ for my $type (sort keys %most) {
 
 my %row = map { ("$_->{type} $_->{gpu} $_->{context}" => $_) } @{$got->{rows}};
 
+is $got->{splits}, 1, 'long contexts: one more, which combines the splits';
 is scalar(keys %row), 2 * 3 * 2, 'types, GPUs, contexts';
 
 for my $case (['bf16', 2.472e9], ['q4_0', 0.695e9]) {

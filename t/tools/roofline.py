@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """How fast a GPU could decode and prefill at best: a table.
 
-    roofline.py [--model NAME]... [--type T]... [--json] [--count-only]
+    roofline.py [--model NAME]... [--type T]... [--depth N]
+                [--json] [--count-only]
 
 Bytes are those of `llm-engine plan`.  Kernels are counted: the engine over the
 emulated GPU (make build/emu/llm-engine) generates from models of one and of
 two layers of that shape, three tokens and four, and the names of the kernels
-that ran are compared.  LLM_TEST_BUILD is the folder of both programs.
+that ran are compared, behind N tokens of prompt
+(300: attention in splits of 256, which are combined).  LLM_TEST_BUILD is the folder of both programs.
 
 launches   that many kernels a token cost 1.3 us each, in a graph: measured on
            an H100 by "Look Ma, No Bubbles!", Hazy Research, 2025
@@ -31,7 +33,8 @@ GPUS = {"A100 80GB": (2.039e12, 312e12), "H100 SXM": (3.35e12, 989e12),
         "H200": (4.8e12, 989e12)}
 
 # llama-3-8b has the shape of Llama 3.1 8B
-MODELS = {"llama-3.2-1b": 16, "llama-3-8b": 32}
+MODELS = {"llama-3.2-1b": 16, "llama-3-8b": 32,
+          "smollm2-135m": 30}
 TYPES = ["bf16", "q4_0"]
 
 
@@ -51,20 +54,21 @@ def bytes_a_token(model, dtype, context):
     return bandwidth * 1e9 / float(re.search(r"1 request +([\d.]+)", out)[1])
 
 
-def trace(folder, path, n_tokens):
+def trace(folder, path, n_tokens, depth):
     """Names of all kernels of a run of n_tokens, counted."""
     names = os.path.join(folder, "trace")
 
     run(f"{BUILD}/emu/llm-engine", "generate", "--model", path, "--device",
-        "cuda", "--prompt", "a", "--max-tokens", str(n_tokens), "--ignore-eos",
+        "cuda", "--prompt", "a " * depth, "--max-tokens", str(n_tokens), "--ignore-eos",
         "--temperature", "0", "--kv-cache-memory", "16m", "--max-model-len",
-        "32", "--max-num-seqs", "2", "--max-num-batched-tokens", "32",
+        str(2 * depth + 30), "--max-num-seqs", "2",
+        "--max-num-batched-tokens", "32",
         LLM_SHIM_TRACE=names)
     with open(names, encoding="ascii") as f:
         return collections.Counter(line.strip() for line in f)
 
 
-def count(model, dtype):
+def count(model, dtype, depth):
     """Kernels of a decode step: those of a layer, and the rest."""
     steps = []
 
@@ -73,8 +77,9 @@ def count(model, dtype):
             path = os.path.join(folder, f"{layers}.gguf")
             run(f"{BUILD}/llm-engine", "synth", "--like", model, "--type",
                 dtype, "--layers", str(layers), "--vocab", "600", "--context",
-                "64", "--seed", "1", "--out", path)
-            three, four = trace(folder, path, 3), trace(folder, path, 4)
+                str(2 * depth + 62), "--seed", "1", "--out", path)
+            three = trace(folder, path, 3, depth)
+            four = trace(folder, path, 4, depth)
             four.subtract(three)
             steps.append(four)
             os.unlink(path)
@@ -87,8 +92,18 @@ def count(model, dtype):
     return [{name: n for name, n in c.items() if n} for c in (layer, rest)]
 
 
-def rows(model, dtype, layer, rest):
-    launches = MODELS[model] * sum(layer.values()) + sum(rest.values())
+def splits():
+    """Kernels a layer that attention over more than one split adds; the same
+    in every model, and a small one takes seconds."""
+    deep, flat = (count("smollm2-135m", "q4_0", depth)[0] for depth in (300, 1))
+
+    return sum(deep.values()) - sum(flat.values())
+
+
+def rows(model, dtype, layer, rest, more):
+    # all contexts of the table have several splits
+    launches = (MODELS[model] * (sum(layer.values()) + more)
+                + sum(rest.values()))
     weights = bytes_a_token(model, "bf16", 1) / 2
 
     for gpu, (bandwidth, flops) in GPUS.items():
@@ -107,18 +122,21 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", action="append", choices=MODELS)
     parser.add_argument("--type", action="append", choices=TYPES)
+    parser.add_argument("--depth", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--count-only", action="store_true")
     args = parser.parse_args()
-    result = {"layer": {}, "rest": {}, "rows": []}
+    result = {"layer": {}, "rest": {}, "rows": [],
+              "splits": 0 if args.count_only else splits()}
 
-    for model in args.model or MODELS:
+    for model in args.model or ["llama-3.2-1b", "llama-3-8b"]:
         for dtype in args.type or TYPES:
             name = f"{model} {dtype}"
-            layer, rest = count(model, dtype)
+            layer, rest = count(model, dtype, args.depth)
             result["layer"][name], result["rest"][name] = layer, rest
             if not args.count_only:
-                result["rows"] += rows(model, dtype, layer, rest)
+                result["rows"] += rows(model, dtype, layer, rest,
+                                       result["splits"])
 
     if args.json:
         print(json.dumps(result, indent=1))
@@ -130,6 +148,7 @@ def main():
         for kernel, n in sorted(layer.items()):
             print(f"    {n} {kernel}")
 
+    print(f"over 256 tokens: {result['splits']} more a layer")
     print(f"\n{'model':14}{'type':6}{'GPU':11}{'context':>8}{'GB/token':>10}"
           f"{'launches':>10}{'decode/s':>10}{'launched':>10}{'prefill/s':>11}")
     for r in result["rows"]:
