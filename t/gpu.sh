@@ -136,12 +136,19 @@ for name in "${ops[@]}"; do
     step "ops-$name" 60 "$build/t/ops/$name"
 done
 
+# the small suite: prefill and decode of one layer, so every kernel of a step
+step synth-small 30 "$engine" synth --like smollm2-135m --layers 1 --vocab 600 \
+    --context 256 --type q4_0 --seed 1 --out "$OUT/small.gguf"
+small=("$engine" generate --model "$OUT/small.gguf" --device cuda
+       --prompt "a b c d e f g h i j k l m n o p" --max-tokens 4 --ignore-eos
+       --temperature 0 --max-model-len 256 --kv-cache-memory 16m)
+
 for tool in memcheck racecheck synccheck initcheck; do
     if [ -n "$dry" ]; then
-        step "$tool" 60 env LLM_SHIM_SEED="${#tool}" "$build/t/ops/copy_test"
+        step "$tool" 60 env LLM_SHIM_SEED="${#tool}" "${small[@]}"
     elif [ -n "$sanitizer" ]; then
         step "$tool" 60 "$sanitizer" --tool "$tool" --error-exitcode 9 \
-            "$build/t/ops/copy_test"
+            "${small[@]}"
     else
         record "$tool" skipped 0 "no compute-sanitizer"
     fi
@@ -180,6 +187,8 @@ for type in "${types[@]}"; do
             }')")
     fi
 done
+
+rm -f "$OUT/small.gguf"
 
 for type in "${types[@]}"; do
     rm -f "$OUT/$type.gguf"

@@ -37,7 +37,7 @@ sub run {
 }
 
 my @steps = qw(device ops-copy_test ops-rope_test memcheck racecheck synccheck
-               initcheck synth-q4_0 end-to-end exactness bench-q4_0);
+               initcheck synth-small synth-q4_0 end-to-end exactness bench-q4_0);
 
 my ($status, $result, $step) = run();
 
