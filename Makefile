@@ -222,8 +222,8 @@ $(filter %_test,$(OPS)): $(BUILD)/t/ops/%_test: $(BUILD)/t/ops/%_test.o \
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS) $(TEST_CUDA_LIBS) -lcmocka
 
 # what t/gpu.sh runs on a GPU; tests that look into the emulation stay here
-GPU_TESTS := $(patsubst t/%.c,build-gpu/t/%,$(shell grep -L '"t/shim/' \
-             t/ops/*_test.c t/unit/cuda_engine_test.c))
+GPU_TESTS := $(addprefix build-gpu/t/,$(addprefix ops/,op_test fine_test \
+             weight_test) unit/cuda_engine_test)
 
 gpu-tests:
 	$(MAKE) BUILD=build-gpu TEST_CUDA=gpu CUDA=1 build-gpu/llm-engine $(GPU_TESTS)

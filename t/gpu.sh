@@ -33,10 +33,7 @@ if [ -n "$dry" ]; then
 else
     build=${LLM_TEST_BUILD:-build-gpu}
     engine=$build/llm-engine
-    ops=()
-    for path in "$build"/t/ops/*_test; do
-        ops+=("${path##*/}")
-    done
+    ops=(op_test fine_test weight_test) # those that open the GPU
     like=(--like llama-3.2-1b --context 4096)
     types=(bf16 q4_0)
     speed=(--prompt-tokens 512 --gen 64 --repeat 3)
