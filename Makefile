@@ -28,7 +28,7 @@ KERNEL_SRC := $(wildcard kernels/*.c kernels/op/*.c kernels/ref/*.c \
 objs = $(patsubst %.c,$(BUILD)/%.o,$(1))
 folder = $(call objs,$(foreach d,$(1),$(wildcard $(d)/*.c)))
 
-.PHONY: all module engine run test check lint bench bench-article bench-peer \
+.PHONY: emu gpu-tests all module engine run test check lint bench bench-article bench-peer \
         bench-roofline install clean units ops tools fuzz shim
 .SECONDARY:
 
@@ -148,6 +148,11 @@ $(BUILD)/%.emu.o: %.cu Makefile
 	@echo "  c++ $< (emulated)"
 	$(Q)$(CXX) -x c++ $(EMUFLAGS) -MMD -MP -c -o $@ $<
 
+# the engine over the emulation, for t/gpu.sh --dry and t/tools/roofline.py
+$(BUILD)/emu/llm-engine: $(filter-out $(PLAIN_BACKEND),\
+        $(call objs,$(ENGINE_SRC) $(KERNEL_SRC))) $(EMU_OBJ)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS) $(EMU_LIBS)
+
 # --- tests: a unit test links only what its folder may use ---
 
 LINK_base    := engine/base
@@ -191,6 +196,7 @@ tools: $(TOOLS)
 fuzz: $(FUZZ)
 shim: $(SHIM)
 cuda-tests: $(CUDA_TESTS)
+emu: $(BUILD)/emu/llm-engine
 
 .SECONDEXPANSION:
 unit_name = $(firstword $(subst _, ,$(notdir $(1))))
@@ -214,6 +220,13 @@ $(filter %_test,$(OPS)): $(BUILD)/t/ops/%_test: $(BUILD)/t/ops/%_test.o \
         $$(filter-out $$(PLAIN_BACKEND),$$(call folder,$(LINK_op))) \
         $$(call folder,t/ops/lib) $$(TEST_CUDA_OBJ)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS) $(TEST_CUDA_LIBS) -lcmocka
+
+# what t/gpu.sh runs on a GPU; tests that look into the emulation stay here
+GPU_TESTS := $(addprefix build-gpu/t/,$(addprefix ops/,op_test fine_test \
+             weight_test) unit/cuda_engine_test)
+
+gpu-tests:
+	$(MAKE) BUILD=build-gpu TEST_CUDA=gpu CUDA=1 build-gpu/llm-engine $(GPU_TESTS)
 
 # it reads the shapes of a model's file
 $(BUILD)/t/ops/roofline: $(call folder,t/ops/roof engine/model engine/base)

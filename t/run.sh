@@ -34,6 +34,11 @@ need_packages $BUILD_PACKAGES perl python3 python3-venv libcmocka-dev \
 test_python() {
     local venv=$STATE_DIR/venv wanted="openai jinja2 numpy"
 
+    # they read compiled kernels
+    if command -v nvcc /usr/local/cuda/bin/nvcc >/dev/null; then
+        wanted+=" nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
+    fi
+
     if [ "$(cat "$venv/wanted" 2>/dev/null)" != "$wanted" ]; then
         say "installing Python packages: $wanted"
         rm -rf "$venv"
@@ -89,7 +94,7 @@ esac
 test_python
 # of all GPUs that a release is for, two: each takes a minute of nvcc
 export CUDA_ARCHS=${CUDA_ARCHS:-80 90}
-build all units ops tools shim cuda-tests build/t/bench/drafts
+build all units ops tools shim cuda-tests emu build/t/bench/drafts
 
 tests=(t/*.t build/t/unit/*_test build/t/ops/*_test build/t/shim/*_test
        build/t/cuda/*_test)

@@ -213,7 +213,10 @@ cublasGemmEx(cublasHandle_t handle, cublasOperation_t op_a,
         return CUBLAS_STATUS_EXECUTION_FAILED;
     }
 
-    const auto run = [gemm] { multiply(&gemm); };
+    const auto run = [gemm] {
+        shim_trace("cublasGemmEx");
+        multiply(&gemm);
+    };
 
     shim_stats.products++;
     shim_stats.workspaces += !handle->workspace;

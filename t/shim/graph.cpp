@@ -121,6 +121,7 @@ shim_launch(const shim_grid_t *launch, cudaStream_t stream,
             return;
         }
 
+        shim_trace(grid.name);
         shim_grid_run(&grid);
     };
 

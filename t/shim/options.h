@@ -44,6 +44,10 @@ typedef struct {
 
     /* LLM_SHIM_CUBLAS=none: there is no library */
     bool no_cublas;
+
+    /* LLM_SHIM_TRACE: a file that gets the name of every kernel and cuBLAS
+     * product that runs, a line each, those of graphs included */
+    const char *trace;
 } shim_options_t;
 
 /* what can be made to fail */
@@ -72,6 +76,9 @@ typedef struct {
 extern shim_stats_t shim_stats;
 
 shim_options_t *shim_options(void);
+
+/* A kernel runs. */
+void shim_trace(const char *name);
 
 /* The nth (from 1) event of the kind from now on fails, once; 0: none.  Also
  * LLM_SHIM_FAIL=malloc:3,async:7. */
