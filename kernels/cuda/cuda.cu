@@ -173,8 +173,10 @@ cuda_unprepare(op_dev_t *dev)
     cuda_free(dev, dev->act.q, dev->act_q_bytes);
     cuda_free(dev, dev->act.ds, dev->act_ds_bytes);
     cuda_free(dev, dev->attn_scratch, dev->attn_bytes);
+    cuda_free(dev, dev->attn_arrived, dev->attn_arrived_bytes);
     memset(&dev->act, 0, sizeof(dev->act));
     dev->attn_scratch = NULL;
+    dev->attn_arrived = NULL;
     dev->host_tokens = NULL;
     dev->host_out_rows = NULL;
 }
@@ -215,11 +217,14 @@ cuda_prepare(op_dev_t *dev, const op_limits_t *limits, op_err_t *err)
     dev->act_q_bytes = cols * blocks * 32;
     dev->act_ds_bytes = cols * round_up(blocks, CUDA_CLASSES) * sizeof(float2);
     dev->attn_bytes = cuda_attn_scratch_bytes(limits);
+    dev->attn_arrived_bytes = cuda_attn_arrived_bytes(limits);
     dev->act.q = (int8_t *) cuda_alloc(dev, dev->act_q_bytes);
     dev->act.ds = (float2 *) cuda_alloc(dev, dev->act_ds_bytes);
     dev->attn_scratch = cuda_alloc(dev, dev->attn_bytes);
+    dev->attn_arrived = (unsigned *) cuda_alloc(dev, dev->attn_arrived_bytes);
 
     if (dev->act.q == NULL || dev->act.ds == NULL || dev->attn_scratch == NULL
+        || dev->attn_arrived == NULL
         || cuda_blas_prepare(dev, limits) != 0
         || cuda_stage_create(dev, &dev->step_stage, cuda_step_bytes(limits))
                != 0
@@ -449,6 +454,7 @@ attn_call(op_dev_t *dev, const op_attn_t *attn, const op_kv_t *kv, int layer)
     call.layer = layer;
     call.scratch = dev->attn_scratch;
     call.scratch_bytes = dev->attn_bytes;
+    call.arrived = dev->attn_arrived;
     call.stream = dev->stream;
 
     return call;

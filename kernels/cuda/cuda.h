@@ -47,6 +47,7 @@ typedef struct {
     void *scratch; /* cuda_attn_scratch_bytes(), 256-byte aligned; one stream
                       uses it, one launch after the other */
     size_t scratch_bytes;
+    unsigned *arrived; /* cuda_attn_arrived_bytes(), zeroed once; as scratch */
     cudaStream_t stream;
     int window;    /* positions that a row sees, its own among them; 0: all */
     float softcap; /* scores become softcap * tanh(score / softcap); 0: none */
@@ -60,6 +61,9 @@ int cuda_attn_check(const op_limits_t *limits, op_err_t *err);
 
 /* Bytes of scratch for any batch within limits. */
 size_t cuda_attn_scratch_bytes(const op_limits_t *limits);
+
+/* Bytes of its counters. */
+size_t cuda_attn_arrived_bytes(const op_limits_t *limits);
 
 /* op.h: attention().  out: [n_rows, n_heads * head_dim]; q: what rope_kv
  * left. */

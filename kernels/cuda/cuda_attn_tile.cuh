@@ -22,6 +22,8 @@ typedef struct {
     float *out;
     const float *q;
     float *parts; /* [seq][row][head][split][PART_HEAD + dim] */
+    unsigned *arrived; /* [tile][block of it]: splits that are done; all 0
+                          between two launches */
     const int32_t *pos;
     const int32_t *row_start;
     const int32_t *tables;

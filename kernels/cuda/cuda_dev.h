@@ -75,6 +75,8 @@ struct op_dev_s {
     size_t act_ds_bytes;
     void *attn_scratch;
     size_t attn_bytes;
+    unsigned *attn_arrived;
+    size_t attn_arrived_bytes;
     bool loose;        /* cuBLAS is wanted, but not yet looked for */
     cuda_blas_t *blas; /* NULL: not wanted, or not there */
 

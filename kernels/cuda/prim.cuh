@@ -38,6 +38,29 @@
 
 #ifdef LLM_CUDA_EMU
 
+/* --- blocks --- */
+
+/* Of n blocks that call this, all threads of each, the last one gets true, and
+ * sees what the others had written.  *count is 0 before and afterwards. */
+static inline bool
+last_block(unsigned *count, unsigned n)
+{
+    int last = 0;
+
+    __syncthreads();
+
+    if (threadIdx.x == 0) {
+        last = __atomic_fetch_add(count, 1, __ATOMIC_ACQ_REL) == n - 1;
+
+        if (last) {
+            *count = 0;
+        }
+    }
+
+    return __syncthreads_or(last);
+}
+
+
 /* --- loads and stores of 16 bytes; the address is a multiple of 16 --- */
 
 static inline void
@@ -282,6 +305,31 @@ f32_to_bf16(float x)
 }
 
 #else
+
+/* --- blocks --- */
+
+static __device__ __forceinline__ bool
+last_block(unsigned *count, unsigned n)
+{
+    int last = 0;
+
+    __threadfence();
+    __syncthreads();
+
+    if (threadIdx.x == 0) {
+        last = atomicAdd(count, 1) == n - 1;
+
+        if (last) {
+            *count = 0;
+        }
+    }
+
+    last = __syncthreads_or(last);
+    __threadfence();
+
+    return last;
+}
+
 
 /* --- loads and stores of 16 bytes; the address is a multiple of 16 --- */
 

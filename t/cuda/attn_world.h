@@ -32,6 +32,7 @@ typedef struct {
     float *cos_sin; /* device memory */
     void *scratch;  /* device memory */
     size_t scratch_bytes;
+    unsigned *arrived;
     cudaStream_t stream;
 } gpu_world_t;
 
