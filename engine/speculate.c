@@ -335,10 +335,10 @@ price(engine_t *engine, request_t *req, int n_models, spec_bid_t *bid)
     const int left = req->max_tokens - req->n_output;
     const int soon = left < SOON ? left : SOON;
 
-    bid->ns = draft_step_ns(draft, n_models) / n_models;
+    bid->ns = draft_pass_ns(draft, n_models) / n_models;
 
     if (missing > KV_PAGE) {
-        bid->ns += draft_rows_ns(draft, missing) / soon;
+        bid->ns += draft_pass_ns(draft, missing) / soon;
     }
 
     return true;

@@ -79,13 +79,13 @@ cost_observe(cost_t *cost, cost_step_t step, uint64_t ns)
 
 /* least: what is certain.  Steps grow with their rows; so far as nothing is
  * known, beyond the last point and for one row more than a point, they take
- * what it took.  Otherwise time grows as the rows do. */
+ * what it took, and nothing below the first.  Otherwise time grows as the rows
+ * do. */
 static double
 rows_ns(const cost_t *cost, int rows, bool least)
 {
     const cost_point_t *below = NULL, *above = NULL;
-
-    llm_assert(rows >= 1);
+    const cost_point_t *own = &cost->point[cost_index(rows)];
 
     for (int i = 0; i < COST_POINTS; i++) {
         const cost_point_t *point = &cost->point[i];
@@ -103,7 +103,7 @@ rows_ns(const cost_t *cost, int rows, bool least)
     }
 
     if (below == NULL) {
-        return above != NULL ? above->ns : 0;
+        return above == NULL || (least && above != own) ? 0 : above->ns;
     }
 
     if (least

@@ -51,8 +51,8 @@ void cost_observe(cost_t *cost, cost_step_t step, uint64_t ns);
 double cost_ns(const cost_t *cost, cost_step_t step);
 
 /* The same, but beyond the last point, and for one row more than any point, no
- * longer than there: what it takes if rows that were never tried come for
- * nothing. */
+ * longer than there, and 0 below the first, if attended costs nothing: what it
+ * takes if rows that were never tried come for nothing. */
 double cost_least_ns(const cost_t *cost, cost_step_t step);
 
 /* How many rows, at most max, that attend to context tokens each, may be added

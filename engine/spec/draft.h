@@ -81,10 +81,9 @@ int draft_missing(const draft_t *draft, const seq_t *seq, uint64_t owner,
  * all together are at most max_rows. */
 void draft_run(draft_t *draft, draft_want_t *wants, int n);
 
-/* What it takes to draft one token for each of n sequences, and to compute
- * `rows` tokens; 0: never measured. */
-double draft_step_ns(const draft_t *draft, int n);
-double draft_rows_ns(const draft_t *draft, int rows);
+/* What it takes at least to compute `rows` tokens, or to draft one for each of
+ * as many sequences; 0: never measured. */
+double draft_pass_ns(const draft_t *draft, int rows);
 
 /* n_right of the n_draft drafts of its last run were right. */
 void draft_settle(draft_t *draft, const seq_t *seq, uint64_t owner,
