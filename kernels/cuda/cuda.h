@@ -8,7 +8,7 @@
  * nothing, for the runtime keeps the error until cuda.cu asks for it.
  *
  * All files here are compiled twice: by nvcc, and by g++ over an emulated
- * runtime (LLM_CUDA_EMU).  Only prim.cuh knows the difference.
+ * runtime (LLM_CUDA_EMU).  Only prim*.cuh know the difference.
  */
 
 #ifndef KERNELS_CUDA_CUDA_H

@@ -6,8 +6,8 @@
  * query heads of one KV head.  Sequences of few rows, decode and verification,
  * get a block for each split of 256 tokens, whose warps have 64 tokens each;
  * what they found goes to scratch, and the block that is done last puts the
- * splits together.  Longer chunks have warps enough: there a warp has 16 rows and all
- * tokens that they see, split after split, and needs no scratch.
+ * splits together.  Longer chunks have warps enough: there a warp has 16 rows
+ * and all tokens that they see, split after split, and needs no scratch.
  */
 
 #include "kernels/cuda/cuda_attn_tile.cuh"
@@ -199,9 +199,14 @@ __launch_bounds__(FEW_WARPS *WARP_SIZE, 1) few_kernel(attn_args_t args)
     put_split<D, TYPE>(&args, &share, o_split, &state, 0, split);
     put_split<D, TYPE>(&args, &share, o_split, &state, 1, split);
 
+    /* alone: its rows have no other split, and are done */
+    if (from == last) {
+        return;
+    }
+
     unsigned *arrived = args.arrived + blockIdx.y * gridDim.x + blockIdx.x;
 
-    if (from < last && last_block(arrived, (unsigned) (last - from + 1))) {
+    if (last_block(arrived, (unsigned) (last - from + 1))) {
         for (int i = warp; i < ATTN_ROWS; i += FEW_WARPS) {
             combine_row<D>(&args, &share, i);
         }

@@ -20,6 +20,7 @@
 
 #include "kernels/cuda/cuda_input.cuh"
 #include "kernels/cuda/cuda_linear.h"
+#include "kernels/cuda/prim_mma.cuh"
 
 enum {
     BLOCK = 16,            /* inputs */

@@ -1,6 +1,6 @@
 /*
  * Collectives of a whole warp: sums, and what matrix instructions do.  Called
- * by the twins in kernels/cuda/prim.cuh.
+ * by the twins in kernels/cuda/prim*.cuh.
  */
 
 #ifndef T_SHIM_MATRIX_H

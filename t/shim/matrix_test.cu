@@ -1,6 +1,6 @@
 /*
  * Matrix instructions, asynchronous copies, number formats and bytes: what
- * prim.cuh offers beside CUDA's own language.
+ * prim*.cuh offer beside CUDA's own language.
  */
 
 #include "t/shim/gemm.cuh"
