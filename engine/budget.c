@@ -183,8 +183,8 @@ take_stock(const engine_t *engine, kv_ask_t *ask)
 
     const op_memory_t now = engine->ops->memory(engine->dev);
     const size_t before = engine->memory.free;
-
-    const size_t later = now.later < now.free ? now.later : now.free;
+    const size_t asked = now.later + speculate_later_bytes(engine);
+    const size_t later = asked < now.free ? asked : now.free;
 
     ask->total = now.total;
     ask->held = (before > now.free ? before - now.free : 0) + later;

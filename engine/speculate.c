@@ -170,6 +170,16 @@ speculate_model_bytes(const engine_t *engine)
 }
 
 
+size_t
+speculate_later_bytes(const engine_t *engine)
+{
+    const speculate_t *spec = engine->spec;
+
+    return spec != NULL && spec->draft != NULL ? draft_later_bytes(spec->draft)
+                                               : 0;
+}
+
+
 int
 speculate_reserve(engine_t *engine, llm_err_t *err)
 {

@@ -232,6 +232,13 @@ draft_page_bytes(const draft_t *draft)
 }
 
 
+size_t
+draft_later_bytes(const draft_t *draft)
+{
+    return draft->ops->memory(draft->dev).later;
+}
+
+
 const char *
 draft_name(const draft_t *draft)
 {

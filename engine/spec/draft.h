@@ -67,6 +67,9 @@ void draft_close(draft_t *draft);
 size_t draft_weight_bytes(const draft_t *draft);
 size_t draft_activation_bytes(const draft_t *draft);
 size_t draft_page_bytes(const draft_t *draft);
+
+/* What its device will take for itself: op_memory_t. */
+size_t draft_later_bytes(const draft_t *draft);
 const char *draft_name(const draft_t *draft);
 
 /* K and V for n_pages pages. */

@@ -118,7 +118,8 @@ cuda_memory(op_dev_t *dev)
         memory.free = 0;
     }
 
-    memory.later = CODE_BYTES + cuda_blas_later(dev);
+    memory.later = (dev->beside ? 0 : CODE_BYTES) + cuda_blas_later(dev)
+                   + cuda_graphs_later(dev);
 
     return memory;
 }
@@ -224,8 +225,7 @@ cuda_prepare(op_dev_t *dev, const op_limits_t *limits, op_err_t *err)
     dev->attn_arrived = (unsigned *) cuda_alloc(dev, dev->attn_arrived_bytes);
 
     if (dev->act.q == NULL || dev->act.ds == NULL || dev->attn_scratch == NULL
-        || dev->attn_arrived == NULL
-        || cuda_blas_prepare(dev, limits) != 0
+        || dev->attn_arrived == NULL || cuda_blas_prepare(dev, limits) != 0
         || cuda_stage_create(dev, &dev->step_stage, cuda_step_bytes(limits))
                != 0
         || cuda_stage_create(dev, &dev->index_stage, cuda_index_bytes(limits))

@@ -156,6 +156,7 @@ __launch_bounds__(FEW_WARPS *WARP_SIZE, 1) few_kernel(attn_args_t args)
     __shared__ float4 o_split[D / 8 * WARP_SIZE];
     __shared__ float4 state_split[WARP_SIZE];
     __shared__ float units[ATTN_ROWS];
+    __shared__ int n_splits; /* of the tile; registers are few */
 
     const int shares = (args.group + ATTN_ROWS - 1) / ATTN_ROWS;
     const int per_tile = shares > 1 ? 1 : ATTN_ROWS / args.group;
@@ -179,6 +180,9 @@ __launch_bounds__(FEW_WARPS *WARP_SIZE, 1) few_kernel(attn_args_t args)
 
     put_queries<D, TYPE>(&args, &share, (uint16_t *) fragments, units,
                          warp * ATTN_ROWS / FEW_WARPS, ATTN_ROWS / FEW_WARPS);
+    if (threadIdx.x == 0) {
+        n_splits = last - from + 1;
+    }
     __syncthreads();
 
     float o[D / 8][4];
@@ -199,14 +203,14 @@ __launch_bounds__(FEW_WARPS *WARP_SIZE, 1) few_kernel(attn_args_t args)
     put_split<D, TYPE>(&args, &share, o_split, &state, 0, split);
     put_split<D, TYPE>(&args, &share, o_split, &state, 1, split);
 
-    /* alone: its rows have no other split, and are done */
-    if (from == last) {
+    /* one alone has said all */
+    if (n_splits == 1) {
         return;
     }
 
     unsigned *arrived = args.arrived + blockIdx.y * gridDim.x + blockIdx.x;
 
-    if (last_block(arrived, (unsigned) (last - from + 1))) {
+    if (last_block(arrived, (unsigned) n_splits)) {
         for (int i = warp; i < ATTN_ROWS; i += FEW_WARPS) {
             combine_row<D>(&args, &share, i);
         }

@@ -21,7 +21,7 @@ enum {
 typedef struct {
     float *out;
     const float *q;
-    float *parts; /* [seq][row][head][split][PART_HEAD + dim] */
+    float *parts;      /* [seq][row][head][split][PART_HEAD + dim] */
     unsigned *arrived; /* [tile][block of it]: splits that are done; all 0
                           between two launches */
     const int32_t *pos;

@@ -56,6 +56,8 @@ struct op_dev_s {
     int max_smem;       /* shared memory that a thread block may ask for */
     int max_blocks;     /* thread blocks worth having: a few a processor */
     bool tensor_floats; /* it multiplies TF32 matrices */
+    bool beside;        /* another one uses the same GPU, see op_open_t */
+    int n_segments;     /* of its weights */
     char describe[320];
     op_limits_t limits; /* all 0 before prepare() */
 
@@ -126,6 +128,9 @@ bool cuda_pass(op_dev_t *dev, op_pass_t *pass);
 
 /* Forgets what was recorded: memory that it may use goes. */
 void cuda_graphs_drop(op_dev_t *dev);
+
+/* Bytes that recordings will take of the device. */
+size_t cuda_graphs_later(const op_dev_t *dev);
 
 /* --- cuda_open.cu --- */
 

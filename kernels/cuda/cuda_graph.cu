@@ -20,7 +20,15 @@
 
 #include <string.h>
 
-enum { STEP_ROWS = 8 }; /* between the larger numbers of rows */
+enum {
+    STEP_ROWS = 8, /* between the larger numbers of rows */
+
+    /* what a kernel of a recording takes of the device, not below what vLLM
+     * logs: about 8 MB a recording of a model of 32 layers */
+    NODE_BYTES = 16 << 10,
+    NODES_EACH = 3 /* most kernels for each segment of a weight, where norms and
+                      gates are apart */
+};
 
 /* What pass->phase says. */
 enum { PHASE_NEW = 0, PHASE_PLAIN, PHASE_RECORDED };
@@ -59,6 +67,43 @@ padded_len(const op_limits_t *limits, const op_batch_t *batch)
     }
 
     return len < limits->max_len ? (int) len : limits->max_len;
+}
+
+
+/* Shapes that may come, as many of them as are kept. */
+static int
+n_shapes(const op_limits_t *limits)
+{
+    const int most = padded_rows(limits, limits->max_seqs);
+    int n_rows = 1, n_lens = 1;
+
+    for (int rows = 1; rows < most; n_rows++) {
+        rows = padded_rows(limits, rows + 1);
+    }
+    for (int64_t len = OP_SPLIT; len < limits->max_len; len *= 2) {
+        n_lens++;
+    }
+
+    return n_rows < CUDA_GRAPHS / n_lens ? n_rows * n_lens : CUDA_GRAPHS;
+}
+
+
+size_t
+cuda_graphs_later(const op_dev_t *dev)
+{
+    const cuda_graphs_t *graphs = &dev->graphs;
+    const size_t each = (size_t) dev->n_segments * NODES_EACH * NODE_BYTES;
+    int n = 0;
+
+    if (graphs->off || dev->limits.max_rows == 0) {
+        return 0;
+    }
+
+    for (int i = 0; i < graphs->n; i++) {
+        n += graphs->all[i].exec != NULL;
+    }
+
+    return (size_t) (n_shapes(&dev->limits) - n) * each;
 }
 
 

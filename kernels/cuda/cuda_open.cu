@@ -238,6 +238,7 @@ cuda_open(const op_open_t *params, op_err_t *err)
     }
 
     dev->id = id;
+    dev->beside = params->beside != NULL;
     dev->loose = params->loose;
     dev->graphs.off = params->no_graphs;
 

@@ -69,7 +69,7 @@ typedef struct {
     size_t total;
     size_t free;
     size_t later; /* of free: what it takes for itself once it works (code of
-                     kernels), whatever it is asked for */
+                     kernels, recorded passes), whatever it is asked for */
 } op_memory_t;
 
 /* Upper bounds of all later calls; fixes the scratch. */

@@ -304,6 +304,26 @@ shim_malloc(void **ptr, size_t n_bytes)
 }
 
 
+bool
+shim_memory_take(size_t n_bytes)
+{
+    if (n_bytes > shim_options()->memory - arena.used) {
+        return false;
+    }
+
+    arena.used += n_bytes;
+
+    return true;
+}
+
+
+void
+shim_memory_give(size_t n_bytes)
+{
+    arena.used -= n_bytes;
+}
+
+
 /* kernels that have taken memory */
 static std::map<const void *, size_t> loaded;
 
@@ -317,11 +337,10 @@ shim_memory_load(const void *kernel)
         return true;
     }
 
-    if (n_bytes > shim_options()->memory - arena.used) {
+    if (!shim_memory_take(n_bytes)) {
         return false;
     }
 
-    arena.used += n_bytes;
     loaded[kernel] = n_bytes;
 
     return true;

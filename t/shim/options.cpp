@@ -79,6 +79,7 @@ read_all(void)
     options.apart = number("LLM_SHIM_APART", 0) != 0;
     options.memory = number("LLM_SHIM_MEMORY", (uint64_t) 2 << 30);
     options.kernel_memory = number("LLM_SHIM_KERNEL_MEMORY", 0);
+    options.node_memory = number("LLM_SHIM_NODE_MEMORY", 0);
     options.device = device == NULL || *device == '\0' ? "80" : device;
     options.no_cublas = cublas != NULL && strcmp(cublas, "none") == 0;
     options.trace = getenv("LLM_SHIM_TRACE");

@@ -38,6 +38,10 @@ typedef struct {
      * is launched for the first time */
     size_t kernel_memory;
 
+    /* LLM_SHIM_NODE_MEMORY: the same of each kernel of a graph, for as long as
+     * the graph is there */
+    size_t node_memory;
+
     /* LLM_SHIM_DEVICE: "none", "old" (a driver older than the runtime), or a
      * compute capability as "80" */
     const char *device;

@@ -54,6 +54,7 @@ struct shim_graph_s {
 
 struct shim_exec_s {
     std::vector<std::shared_ptr<shim_op_s>> ops;
+    size_t n_bytes; /* of the device */
 };
 
 /* Holds the lock, lets streams run ahead if the seed says so. */
@@ -94,6 +95,10 @@ void shim_memory_open(void);
  * of the first time.  False: there is not as much. */
 bool shim_memory_load(const void *kernel);
 void shim_memory_unload(void);
+
+/* For a graph, without an address.  False: there is not as much. */
+bool shim_memory_take(size_t n_bytes);
+void shim_memory_give(size_t n_bytes);
 void shim_memory_close(void);
 
 bool shim_on_device(const void *ptr);

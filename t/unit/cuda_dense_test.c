@@ -258,7 +258,8 @@ taken(engine_t *engine, size_t before)
 
 
 /* At a utilization of 1, too, kernels that are loaded when they are first
- * launched find room, and nothing is asked for after the start. */
+ * launched find room, and graphs when they are recorded; and nothing is asked
+ * for after the start. */
 static void
 test_memory(void **unused)
 {
@@ -281,7 +282,10 @@ test_memory(void **unused)
         const size_t before = engine->ops->memory(engine->dev).free;
 
         assert_true(before < memory / 10 * (i / 2 == 0 ? 6 : 5));
+        const uint64_t graphs = shim_stats.graph_launches;
+
         shim_options()->kernel_memory = kernel;
+        shim_options()->node_memory = kernel / 32;
 
         for (int k = 0; k < N_ASKED; k++) {
             reqs[k] = submit(engine, k);
@@ -289,12 +293,13 @@ test_memory(void **unused)
         }
 
         run_all(engine);
-        shim_options()->kernel_memory = 0;
+        shim_options()->kernel_memory = shim_options()->node_memory = 0;
         assert_false(engine->failed);
         print_message("# %d KiB free after the start, %d KiB taken since\n",
                       (int) (before >> 10),
                       (int) (taken(engine, before) >> 10));
-        assert_int_equal(taken(engine, before) % kernel, 0);
+        assert_int_equal(taken(engine, before) % (kernel / 32), 0);
+        assert_true(shim_stats.graph_launches > graphs);
 
         for (int k = 0; k < N_ASKED; k++) {
             assert_true(reqs[k]->finished);
@@ -314,10 +319,8 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_exact),
-        cmocka_unit_test(test_loose),
-        cmocka_unit_test(test_launches),
+        cmocka_unit_test(test_memory),    cmocka_unit_test(test_exact),
+        cmocka_unit_test(test_loose),     cmocka_unit_test(test_launches),
         cmocka_unit_test(test_quantised),
     };
 

@@ -393,6 +393,71 @@ test_bound(void **unused)
 }
 
 
+static op_memory_t
+memory_of(const run_t *run)
+{
+    return run->ops->memory(run->dev);
+}
+
+
+/* What recordings will take is announced, and is what they take; when there is
+ * no more memory, passes go on without. */
+static void
+test_memory(void **unused)
+{
+    static const int lens[] = { 1, 300, 560 };
+    static const int sizes[] = { 1, 2, 4, 8, 12 };
+    const size_t memory = shim_options()->memory;
+    world_t *w = world_open(2, (random_t){ 11 });
+    const op_memory_t before = memory_of(&w->with);
+    const size_t without = memory_of(&w->without).later;
+
+    (void) unused;
+    shim_options()->node_memory = 16 << 10;
+
+    for (int i = 0; i < 3; i++) {
+        while (w->len[0] < lens[i]) {
+            const int rows = lens[i] - w->len[0];
+
+            prefill(w, 0, rows < MAX_ROWS ? rows : MAX_ROWS);
+        }
+
+        for (int k = 0; k < 5; k++) {
+            decode(w, 0, sizes[k]);
+            decode(w, 0, sizes[k]);
+        }
+    }
+
+    const op_memory_t after = memory_of(&w->with);
+    const size_t announced = before.later - after.later;
+    const size_t taken = before.free - after.free;
+
+    print_message("# %d KiB announced, %d KiB taken\n", (int) (announced >> 10),
+                  (int) (taken >> 10));
+    assert_int_equal(w->replays, 15);
+    assert_int_equal(after.later, without);
+    assert_in_range(taken, announced / 3, announced);
+
+    /* what was recorded last goes with a block of memory; then there is none */
+    w->with.ops->free(w->with.dev, w->with.ops->alloc(w->with.dev, 1), 1);
+    assert_int_equal(memory_of(&w->with).free, before.free);
+    assert_int_equal(memory_of(&w->with).later, before.later);
+    shim_options()->memory -= before.free;
+
+    for (int i = 0; i < 4; i++) {
+        decode(w, 1, 3);
+    }
+
+    assert_int_equal(w->replays, 15);
+    assert_int_equal(memory_of(&w->with).later, without);
+    assert_int_equal(memory_of(&w->with).free, 0);
+
+    shim_options()->memory = memory;
+    shim_options()->node_memory = 0;
+    world_close(w);
+}
+
+
 static uint64_t
 launches_of(int n_layers)
 {
@@ -529,7 +594,7 @@ main(void)
         cmocka_unit_test(test_sizes),           cmocka_unit_test(test_lengths),
         cmocka_unit_test(test_storm),           cmocka_unit_test(test_bound),
         cmocka_unit_test(test_launches),        cmocka_unit_test(test_failures),
-        cmocka_unit_test(test_kernel_failures),
+        cmocka_unit_test(test_kernel_failures), cmocka_unit_test(test_memory),
     };
 
     cmocka_set_message_output(CM_OUTPUT_TAP);
