@@ -43,6 +43,7 @@ EXPECTED = [
     # int8 products: dp4a for few rows, tensor cores with copies ahead above
     (r"^gemv<", ["idp", "ldg128", "lds128"]),
     (r"^gemm<", ["imma", "ldgsts", "ldg128"]),
+    (r"^dense<", ["hmma", "ldgsts", "ldg128", "lds128"]),
     (r"^dot_float<", ["ldg128"]),
     (r"^(rmsnorm|quantise_rows)$", ["ldg128"]),
     (r"^(copy_kernel|gather)$", ["ldg128", "stg128"]),

@@ -405,7 +405,7 @@ memory_of(const run_t *run)
 static void
 test_memory(void **unused)
 {
-    static const int lens[] = { 1, 300, 560 };
+    static const int lens[] = { 2, 300, 560 };
     static const int sizes[] = { 1, 2, 4, 8, 12 };
     const size_t memory = shim_options()->memory;
     world_t *w = world_open(2, (random_t){ 11 });
