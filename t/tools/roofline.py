@@ -6,9 +6,9 @@
 
 Bytes are those of `llm-engine plan`.  Kernels are counted: the engine over the
 emulated GPU (make build/emu/llm-engine) generates from models of one and of
-two layers of that shape, three tokens and four, and the names of the kernels
-that ran are compared, behind N tokens of prompt
-(300: attention in splits of 256, which are combined).  LLM_TEST_BUILD is the folder of both programs.
+two layers of that shape, three tokens and four, behind N words of prompt (1;
+beyond 256 attention has several splits), and the names of the kernels that ran
+are compared.  LLM_TEST_BUILD is the folder of both programs.
 
 launches   that many kernels a token cost 1.3 us each, in a graph: measured on
            an H100 by "Look Ma, No Bubbles!", Hazy Research, 2025
@@ -59,9 +59,9 @@ def trace(folder, path, n_tokens, depth):
     names = os.path.join(folder, "trace")
 
     run(f"{BUILD}/emu/llm-engine", "generate", "--model", path, "--device",
-        "cuda", "--prompt", "a " * depth, "--max-tokens", str(n_tokens), "--ignore-eos",
-        "--temperature", "0", "--kv-cache-memory", "16m", "--max-model-len",
-        str(2 * depth + 30), "--max-num-seqs", "2",
+        "cuda", "--prompt", "a " * depth, "--max-tokens", str(n_tokens),
+        "--ignore-eos", "--temperature", "0", "--kv-cache-memory", "16m",
+        "--max-model-len", str(2 * depth + 30), "--max-num-seqs", "2",
         "--max-num-batched-tokens", "32",
         LLM_SHIM_TRACE=names)
     with open(names, encoding="ascii") as f:
@@ -93,8 +93,8 @@ def count(model, dtype, depth):
 
 
 def splits():
-    """Kernels a layer that attention over more than one split adds; the same
-    in every model, and a small one takes seconds."""
+    """Kernels a layer that attention over more than one split adds, if any;
+    the same in every model, and a small one takes seconds."""
     deep, flat = (count("smollm2-135m", "q4_0", depth)[0] for depth in (300, 1))
 
     return sum(deep.values()) - sum(flat.values())
@@ -147,6 +147,9 @@ def main():
               f"{sum(result['rest'][name].values())} more a step")
         for kernel, n in sorted(layer.items()):
             print(f"    {n} {kernel}")
+
+    if args.count_only:
+        return
 
     print(f"over 256 tokens: {result['splits']} more a layer")
     print(f"\n{'model':14}{'type':6}{'GPU':11}{'context':>8}{'GB/token':>10}"
