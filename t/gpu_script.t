@@ -31,13 +31,14 @@ sub run {
     local $/;
     my $result = decode_json(<$f>);
 
-    diag $out if $status && !$setting{LLM_GPU_PLANT} && !$setting{LIMIT_S};
+    diag $out if $status && !%setting;
 
     return ($status, $result, { map { $_->{step} => $_ } @{$result->{steps}} });
 }
 
-my @steps = qw(device ops-copy_test ops-rope_test memcheck racecheck synccheck
-               initcheck synth-small synth-q4_0 end-to-end exactness bench-q4_0);
+my @ops = qw(ops-op_test ops-fine_test ops-weight_test);
+my @steps = (@ops, qw(device memcheck racecheck synccheck initcheck synth-small
+                      synth-q4_0 end-to-end exactness bench-q4_0));
 
 my ($status, $result, $step) = run();
 
@@ -56,6 +57,12 @@ is $result->{failed}, 1, 'in the result';
 is $step->{racecheck}{status}, 'failed', 'by its name';
 is $step->{racecheck}{why}, 'exit status 1', 'and why';
 is $step->{$_}{status}, 'passed', "$_ passed" for grep { !/race/ } @steps;
+
+($status, $result, $step) = run(LLM_SHIM_DEVICE => 'none');
+
+is $status, 1, 'no GPU';
+is $step->{$_}{status}, 'failed', "$_ says so" for @ops, 'end-to-end';
+is $step->{'synth-small'}{status}, 'passed', 'what needs none passes';
 
 ($status, $result, $step) = run(LIMIT_S => 1);
 
