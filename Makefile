@@ -223,7 +223,7 @@ $(filter %_test,$(OPS)): $(BUILD)/t/ops/%_test: $(BUILD)/t/ops/%_test.o \
 
 # what t/gpu.sh runs on a GPU; tests that look into the emulation stay here
 GPU_TESTS := $(addprefix build-gpu/t/,$(addprefix ops/,op_test fine_test \
-             weight_test) unit/cuda_engine_test)
+             weight_test) cuda/attn_test cuda/kv_test unit/cuda_engine_test)
 
 gpu-tests:
 	$(MAKE) BUILD=build-gpu TEST_CUDA=gpu CUDA=1 build-gpu/llm-engine $(GPU_TESTS)
@@ -244,12 +244,16 @@ $(BUILD)/t/bench/drafts: $(BUILD)/t/bench/drafts.o \
         $$(call folder,$$(LINK_engine)) $$(ROOT_engine)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
 
-# kernels by themselves, over the shim
-$(CUDA_TESTS): $(BUILD)/t/cuda/%: $(BUILD)/t/cuda/%.emu.o \
-        $(BUILD)/t/cuda/attn_world.emu.o $(BUILD)/kernels/cuda/cuda_kv.emu.o \
-        $(BUILD)/kernels/cuda/cuda_attn.emu.o $(BUILD)/t/ops/lib/attn_world.o \
-        $$(call folder,$(LINK_op)) $(SHIM_OBJ)
-	$(Q)$(CXX) $(LDFLAGS) -rdynamic -o $@ $^ -lm -lpthread -ldl -lcmocka
+# kernels by themselves
+cuda_obj = $(if $(filter gpu,$(TEST_CUDA)),$(BUILD)/gpu/$(1).o,$(BUILD)/$(1).emu.o)
+
+$(CUDA_TESTS): $(BUILD)/t/cuda/%: $$(call cuda_obj,t/cuda/$$*) \
+        $$(call cuda_obj,t/cuda/attn_world) \
+        $$(call cuda_obj,kernels/cuda/cuda_kv) \
+        $$(call cuda_obj,kernels/cuda/cuda_attn) \
+        $(BUILD)/t/ops/lib/attn_world.o $$(call folder,$(LINK_op)) \
+        $$(if $$(filter gpu,$$(TEST_CUDA)),,$(SHIM_OBJ))
+	$(Q)$(CXX) $(LDFLAGS) -o $@ $^ $(LIBS) $(TEST_CUDA_LIBS) -lcmocka
 
 # the JSON entry is the module's: it wants nginx's headers, configured before
 $(BUILD)/t/fuzz/json_fuzz: t/fuzz/json_fuzz.c ngx_module/ngx_http_llm_json.c

@@ -122,11 +122,11 @@ benchmark() {
         "$([ -n "$dry" ] && echo 64m || echo 4g)"
 }
 
-# a test of the ops; none may find no GPU and be content
+# a test of t/ops or t/cuda; none may find no GPU and be content
 ops() {
     local out status=0
 
-    out=$("$build/t/ops/$1" 2>&1) || status=$?
+    out=$("$build/t/$1" 2>&1) || status=$?
     echo "$out"
     [ "$status" = 0 ] && grep -q '^ok 1 ' <<<"$out" \
         && ! grep -q SKIP <<<"$out"
@@ -139,7 +139,16 @@ step device 20 "$engine" plan --like llama-3.2-1b --memory 80GB
 [ -n "$dry" ] || step driver 20 nvidia-smi
 
 for name in "${ops[@]}"; do
-    step "ops-$name" 60 bash -c "ops $name"
+    step "ops-$name" 120 bash -c "ops ops/$name"
+done
+
+# kernels of attention and of the pool
+for name in attn_test kv_test; do
+    if [ -n "$dry" ]; then
+        record "cuda-$name" skipped 0 "t/cuda/$name is a test of its own"
+    else
+        step "cuda-$name" 60 bash -c "ops cuda/$name"
+    fi
 done
 
 # the small suite: prefill and decode of one layer, so every kernel of a step

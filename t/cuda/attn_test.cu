@@ -1,13 +1,12 @@
 /*
- * The GPU's attention, emulated: against the oracle and a naive sum, and bit
- * for bit against itself under every way to cut the same tokens into batches
- * and under many schedules.
+ * The GPU's attention, emulated, or on a GPU (t/gpu.sh): against the oracle and
+ * a naive sum, and bit for bit against itself under every way to cut the same
+ * tokens into batches and under many schedules.
  *
  *   attn_test [name]    SEED in the environment gives the seed
  */
 
 #include "t/cuda/attn_world.h"
-#include "t/shim/options.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -405,7 +404,7 @@ test_schedules(void **unused)
 {
     static const world_shape_t shape = { 4, 2, 64, 2 };
     static const int len[] = { 40, 21 };
-    const uint64_t before = shim_options()->seed;
+    const uint64_t before = gpu_schedule(0);
     gpu_world_t standard, w;
 
     (void) unused;
@@ -413,7 +412,7 @@ test_schedules(void **unused)
     for (int seed = 0; seed < 8; seed += STEP) {
         gpu_world_t *to = seed == 0 ? &standard : &w;
 
-        shim_options()->seed = (uint64_t) seed;
+        gpu_schedule((uint64_t) seed);
         gpu_open(to, &shape, 600);
         gpu_fill(to, 540);
         to->len[0] = 540;
@@ -432,7 +431,7 @@ test_schedules(void **unused)
         assert_true(isfinite(standard.out[1][i]));
     }
     gpu_close(&standard);
-    shim_options()->seed = before;
+    gpu_schedule(before);
 }
 
 

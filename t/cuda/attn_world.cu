@@ -15,6 +15,10 @@ extern "C" {
 #include <cmocka.h>
 }
 
+#ifdef LLM_CUDA_EMU
+#include "t/shim/options.h"
+#endif
+
 static uint64_t state = 88172645463325252u;
 
 
@@ -23,6 +27,21 @@ gpu_below(int n)
 {
     state = state * 6364136223846793005u + world_seed * 2 + 1;
     return (int) ((state >> 33) % (uint64_t) n);
+}
+
+
+uint64_t
+gpu_schedule(uint64_t seed)
+{
+#ifdef LLM_CUDA_EMU
+    const uint64_t before = shim_options()->seed;
+
+    shim_options()->seed = seed;
+
+    return before;
+#else
+    return seed;
+#endif
 }
 
 

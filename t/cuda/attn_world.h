@@ -45,6 +45,10 @@ typedef struct {
     const int32_t *const *tables;
 } gpu_rows_t;
 
+/* The emulation's schedule from now on (LLM_SHIM_SEED); returns the one before.
+ * A GPU has its own. */
+uint64_t gpu_schedule(uint64_t seed);
+
 /* Dies unless CUDA says yes. */
 void gpu_must(cudaError_t result);
 
