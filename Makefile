@@ -28,7 +28,7 @@ KERNEL_SRC := $(wildcard kernels/*.c kernels/op/*.c kernels/ref/*.c \
 objs = $(patsubst %.c,$(BUILD)/%.o,$(1))
 folder = $(call objs,$(foreach d,$(1),$(wildcard $(d)/*.c)))
 
-.PHONY: all module engine run test check lint bench bench-article bench-peer \
+.PHONY: emu gpu-tests all module engine run test check lint bench bench-article bench-peer \
         bench-roofline install clean units ops tools fuzz shim
 .SECONDARY:
 
@@ -148,6 +148,11 @@ $(BUILD)/%.emu.o: %.cu Makefile
 	@echo "  c++ $< (emulated)"
 	$(Q)$(CXX) -x c++ $(EMUFLAGS) -MMD -MP -c -o $@ $<
 
+# the engine over the emulation, for t/gpu.sh --dry and t/tools/roofline.py
+$(BUILD)/emu/llm-engine: $(filter-out $(PLAIN_BACKEND),\
+        $(call objs,$(ENGINE_SRC) $(KERNEL_SRC))) $(EMU_OBJ)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS) $(EMU_LIBS)
+
 # --- tests: a unit test links only what its folder may use ---
 
 LINK_base    := engine/base
@@ -191,6 +196,7 @@ tools: $(TOOLS)
 fuzz: $(FUZZ)
 shim: $(SHIM)
 cuda-tests: $(CUDA_TESTS)
+emu: $(BUILD)/emu/llm-engine
 
 .SECONDEXPANSION:
 unit_name = $(firstword $(subst _, ,$(notdir $(1))))
@@ -215,6 +221,13 @@ $(filter %_test,$(OPS)): $(BUILD)/t/ops/%_test: $(BUILD)/t/ops/%_test.o \
         $$(call folder,t/ops/lib) $$(TEST_CUDA_OBJ)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS) $(TEST_CUDA_LIBS) -lcmocka
 
+# what t/gpu.sh runs on a GPU; tests that look into the emulation stay here
+GPU_TESTS := $(addprefix build-gpu/t/,$(addprefix ops/,op_test fine_test \
+             weight_test) cuda/attn_test cuda/kv_test unit/cuda_engine_test)
+
+gpu-tests:
+	$(MAKE) BUILD=build-gpu TEST_CUDA=gpu CUDA=1 build-gpu/llm-engine $(GPU_TESTS)
+
 # it reads the shapes of a model's file
 $(BUILD)/t/ops/roofline: $(call folder,t/ops/roof engine/model engine/base)
 
@@ -227,12 +240,20 @@ $(BUILD)/t/tools/%: $(BUILD)/t/tools/%.o $$(call folder,$(LINK_model))
 $(SHIM): $(BUILD)/t/shim/%: $(BUILD)/t/shim/%.emu.o $(SHIM_OBJ)
 	$(Q)$(CXX) $(LDFLAGS) -o $@ $^ -lm -lpthread -ldl -lcmocka
 
-# kernels by themselves, over the shim
-$(CUDA_TESTS): $(BUILD)/t/cuda/%: $(BUILD)/t/cuda/%.emu.o \
-        $(BUILD)/t/cuda/attn_world.emu.o $(BUILD)/kernels/cuda/cuda_kv.emu.o \
-        $(BUILD)/kernels/cuda/cuda_attn.emu.o $(BUILD)/t/ops/lib/attn_world.o \
-        $$(call folder,$(LINK_op)) $(SHIM_OBJ)
-	$(Q)$(CXX) $(LDFLAGS) -rdynamic -o $@ $^ -lm -lpthread -ldl -lcmocka
+$(BUILD)/t/bench/drafts: $(BUILD)/t/bench/drafts.o \
+        $$(call folder,$$(LINK_engine)) $$(ROOT_engine)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+
+# kernels by themselves
+cuda_obj = $(if $(filter gpu,$(TEST_CUDA)),$(BUILD)/gpu/$(1).o,$(BUILD)/$(1).emu.o)
+
+$(CUDA_TESTS): $(BUILD)/t/cuda/%: $$(call cuda_obj,t/cuda/$$*) \
+        $$(call cuda_obj,t/cuda/attn_world) \
+        $$(call cuda_obj,kernels/cuda/cuda_kv) \
+        $$(call cuda_obj,kernels/cuda/cuda_attn) \
+        $(BUILD)/t/ops/lib/attn_world.o $$(call folder,$(LINK_op)) \
+        $$(if $$(filter gpu,$$(TEST_CUDA)),,$(SHIM_OBJ))
+	$(Q)$(CXX) $(LDFLAGS) -o $@ $^ $(LIBS) $(TEST_CUDA_LIBS) -lcmocka
 
 # the JSON entry is the module's: it wants nginx's headers, configured before
 $(BUILD)/t/fuzz/json_fuzz: t/fuzz/json_fuzz.c ngx_module/ngx_http_llm_json.c

@@ -170,8 +170,9 @@ take_stock_host(const engine_t *engine, kv_ask_t *ask)
 
 
 /* A device's own memory is taken when it is asked for, so what is missing since
- * the engine was about to load is the engine's; what was missing before is
- * others', and utilization is a share of the whole. */
+ * the engine was about to load is the engine's, and what the device says it
+ * will take itself; what was missing before is others', and utilization is a
+ * share of the whole. */
 static void
 take_stock(const engine_t *engine, kv_ask_t *ask)
 {
@@ -182,10 +183,12 @@ take_stock(const engine_t *engine, kv_ask_t *ask)
 
     const op_memory_t now = engine->ops->memory(engine->dev);
     const size_t before = engine->memory.free;
+    const size_t asked = now.later + speculate_later_bytes(engine);
+    const size_t later = asked < now.free ? asked : now.free;
 
     ask->total = now.total;
-    ask->held = before > now.free ? before - now.free : 0;
-    ask->free = now.free;
+    ask->held = (before > now.free ? before - now.free : 0) + later;
+    ask->free = now.free - later;
 }
 
 

@@ -41,6 +41,7 @@ static const conf_row_t conf_rows[] = {
     { "model", CONF_STR, AT(model), 0, 0, false },
     { "alias", CONF_STR, AT(alias), 0, 0, false },
     { "device", CONF_STR, AT(device), 0, 0, false },
+    { "deterministic", CONF_FLAG, AT(deterministic), 0, 0, false },
     { "isa", CONF_STR, AT(isa), 0, 0, false },
     { "chat_template", CONF_STR, AT(chat_template), 0, 0, false },
     { "repack_cache", CONF_STR, AT(repack_cache), 0, 0, false },
@@ -79,6 +80,7 @@ engine_conf_init(engine_conf_t *conf)
     *conf = (engine_conf_t){
         .name = "default",
         .device = "auto",
+        .deterministic = true,
         .log_level = LOG_NOTICE,
         .block_size = 16,
         .max_num_seqs = 128,

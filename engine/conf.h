@@ -29,7 +29,8 @@ typedef struct {
     const char *model; /* path of a GGUF file */
     const char *alias; /* the name clients use; default: the file's name */
     const char *device;
-    const char *isa;           /* instruction set override, or NULL */
+    bool deterministic; /* off: faster and looser products of float weights */
+    const char *isa;    /* instruction set override, or NULL */
     const char *repack_cache;  /* "on", "off", a folder, or NULL: off */
     const char *chat_template; /* path of a Jinja file, or NULL */
     const char *log;           /* path, or NULL: standard error */

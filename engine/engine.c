@@ -35,7 +35,8 @@ open_backend(engine_t *engine, const char *name, op_err_t *err)
                             .isa = engine->conf.isa,
                             .reserved = engine->conf.reserved_cpus,
                             .pinned = engine->conf.cpu_affinity,
-                            .device = backend_device(name) };
+                            .device = backend_device(name),
+                            .loose = !engine->conf.deterministic };
 
     engine->ops = backend_find(name);
     engine->dev = engine->ops->open(&how, err);

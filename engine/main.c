@@ -30,6 +30,7 @@ static const char usage[] =
     "  serve       key=value ...                 started by nginx\n"
     "\n"
     "options of all commands: --threads N, --reserved-cpus N,\n"
+    "  --deterministic on|off,\n"
     "  --cpu-affinity on|off, --isa baseline|avx2|avx512,\n"
     "  --device auto|cpu|cuda|cuda:N|ref, --max-model-len N,\n"
     "  --max-num-batched-tokens N, --max-num-seqs N,\n"

@@ -9,6 +9,7 @@
 #include "engine/prepare.h"
 
 #include <string.h>
+#include <xxhash.h>
 
 #include "engine/prompt.h"
 
@@ -177,6 +178,8 @@ set_sequence(const engine_t *engine, const prompt_t *prompt, request_t *req,
 
     const int cap = n + req->max_tokens;
     const int most = engine->conf.reservation ? engine->max_model_len : cap;
+    uint32_t len;
+    const void *salt = request_section(req, LLM_SEC_SALT, &len);
     seq_t *seq = &req->seq;
 
     /* the pool holds one sequence of max_model_len, or there is no engine */
@@ -194,11 +197,9 @@ set_sequence(const engine_t *engine, const prompt_t *prompt, request_t *req,
     seq->cap_tokens = cap;
     seq->priority = req->msg->params.priority;
     seq->owner = req;
+    req->salt_hash = XXH3_64bits(salt, len);
 
     if (engine->prefix != NULL) {
-        uint32_t len;
-        const void *salt = request_section(req, LLM_SEC_SALT, &len);
-
         seq->root = kv_prefix_root(engine->prefix, salt, len);
 
         /* so that the first search for hits need not */

@@ -76,6 +76,7 @@ struct request_s {
     bool finished; /* DONE or ERROR is written */
 
     /* speculative decoding (speculate.c) */
+    uint64_t salt_hash; /* drafts are of what equal salts wrote */
     spec_track_t track[SPEC_DRAFTERS];
     int drafter; /* that made these drafts */
     draft_track_t drafted;

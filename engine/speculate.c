@@ -170,6 +170,16 @@ speculate_model_bytes(const engine_t *engine)
 }
 
 
+size_t
+speculate_later_bytes(const engine_t *engine)
+{
+    const speculate_t *spec = engine->spec;
+
+    return spec != NULL && spec->draft != NULL ? draft_later_bytes(spec->draft)
+                                               : 0;
+}
+
+
 int
 speculate_reserve(engine_t *engine, llm_err_t *err)
 {
@@ -191,22 +201,6 @@ speculate_reserve(engine_t *engine, llm_err_t *err)
 
 
 /* --- before a step --- */
-
-/* Who reads what others wrote: under equal salts. */
-static uint64_t
-owner_of(const request_t *req)
-{
-    uint32_t len;
-    const uint8_t *salt = request_section(req, LLM_SEC_SALT, &len);
-    uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a */
-
-    for (uint32_t i = 0; i < len; i++) {
-        hash = (hash ^ salt[i]) * 0x100000001b3u;
-    }
-
-    return hash;
-}
-
 
 /* Asks one drafter after the other for n drafts.  How many came. */
 static int
@@ -231,7 +225,7 @@ look_up(engine_t *engine, request_t *req, int n)
             found = spec_lookup(seq->tokens, seq->n_tokens, drafter->min,
                                 drafter->max, n, req->draft, &matched);
         } else {
-            found = spec_index_lookup(engine->spec->index, owner_of(req),
+            found = spec_index_lookup(engine->spec->index, req->salt_hash,
                                       seq->tokens, seq->n_tokens, n, req->draft,
                                       &matched);
         }
@@ -347,14 +341,14 @@ price(engine_t *engine, request_t *req, int n_models, spec_bid_t *bid)
         }
     }
 
-    const int missing = draft_missing(draft, &req->seq, owner_of(req), track);
+    const int missing = draft_missing(draft, &req->seq, req->salt_hash, track);
     const int left = req->max_tokens - req->n_output;
     const int soon = left < SOON ? left : SOON;
 
-    bid->ns = draft_step_ns(draft, n_models) / n_models;
+    bid->ns = draft_pass_ns(draft, n_models) / n_models;
 
     if (missing > KV_PAGE) {
-        bid->ns += draft_rows_ns(draft, missing) / soon;
+        bid->ns += draft_pass_ns(draft, missing) / soon;
     }
 
     return true;
@@ -396,7 +390,7 @@ want(engine_t *engine, request_t *req, int *rows, int n)
     spec->wants[spec->n_wants++] = (draft_want_t){
         .seq = &req->seq,
         .track = &req->drafted,
-        .owner = owner_of(req),
+        .owner = req->salt_hash,
         .params = &req->samp,
         .state = req->samp_state,
         .n_output = req->n_output,
@@ -517,7 +511,6 @@ void
 speculate_learn(engine_t *engine, const plan_t *plan)
 {
     speculate_t *spec = engine->spec;
-
     int drafted = 0, n_tokens = 0, n_prefill = 0;
 
     if (spec == NULL) {
@@ -541,10 +534,11 @@ speculate_learn(engine_t *engine, const plan_t *plan)
         count(engine->stats, n_draft, req->n_right);
 
         if (by_model(engine, req) && req->seq.state == SEQ_RUNNING) {
-            draft_settle(spec->draft, &req->seq, owner_of(req), &req->drafted,
+            draft_settle(spec->draft, &req->seq, req->salt_hash, &req->drafted,
                          n_draft, req->n_right);
         }
     }
+
     /* what is done once is no part of what each draft costs */
     if (n_prefill == 0 && n_tokens > 0 && !spec->catching_up) {
         spec_tried(trial_of(spec), drafted > 0,
@@ -559,7 +553,7 @@ speculate_end(engine_t *engine, const request_t *req)
     speculate_t *spec = engine->spec;
 
     if (spec != NULL && spec->index != NULL && req->n_output > 0) {
-        spec_index_add(spec->index, owner_of(req), req->seq.tokens,
+        spec_index_add(spec->index, req->salt_hash, req->seq.tokens,
                        req->seq.n_tokens);
     }
 }

@@ -17,10 +17,11 @@
  * model, which is loaded. */
 int speculate_open(engine_t *engine, const gguf_t *gguf, llm_err_t *err);
 
-/* The draft model's part of a page, and of the weights and activations; its K
- * and V, when the pages are counted. */
+/* The draft model's part of a page, of the weights and activations, and of what
+ * the device takes for itself; its K and V, when the pages are counted. */
 size_t speculate_page_bytes(const engine_t *engine);
 size_t speculate_model_bytes(const engine_t *engine);
+size_t speculate_later_bytes(const engine_t *engine);
 int speculate_reserve(engine_t *engine, llm_err_t *err);
 void speculate_close(engine_t *engine);
 

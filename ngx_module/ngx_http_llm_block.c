@@ -33,6 +33,9 @@ static const ngx_http_llm_option_t  ngx_http_llm_options[] = {
     { ngx_string("device"), NGX_HTTP_LLM_DEVICE,
       llm_at(device), 0, 63, { NULL, NULL } },
 
+    { ngx_string("deterministic"), NGX_HTTP_LLM_WORD,
+      llm_at(deterministic), 0, 0, { "on", "off" } },
+
     { ngx_string("block_size"), NGX_HTTP_LLM_NUMBER,
       llm_at(block_size), 16, 16, { NULL, NULL } },
 

@@ -45,10 +45,11 @@ ngx_http_llm_gen_key(ngx_cycle_t *cycle, ngx_http_llm_engine_t *engine)
 #define llm_str(s)  (int) (s).len, (char *) (s).data
 
     n = asprintf(&key, "%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s"
-                 "|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s"
+                 "|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s|%.*s"
                  "|%lu|%lu|%lu|%lu|%lu|%lu|%lu|%lu|%lu|%lld|%ld|%ld",
                  llm_str(engine->name), llm_str(engine->model),
                  llm_str(engine->alias), llm_str(engine->device),
+                 llm_str(engine->deterministic),
                  llm_str(engine->chat_template), llm_str(engine->program),
                  llm_str(engine->log), llm_str(engine->log_level),
                  llm_str(engine->prefix_caching),
@@ -95,6 +96,7 @@ ngx_http_llm_gen_argv(ngx_cycle_t *cycle, ngx_http_llm_engine_t *engine,
         { "model", &engine->model, 0 },
         { "alias", &engine->alias, 0 },
         { "device", &engine->device, 0 },
+        { "deterministic", &engine->deterministic, 0 },
         { "chat_template", &engine->chat_template, 0 },
         { "log_level", &engine->log_level, 0 },
         { "max_model_len", NULL, engine->max_model_len },

@@ -29,6 +29,7 @@ typedef struct {
     ngx_str_t                model;
     ngx_str_t                alias;
     ngx_str_t                device;
+    ngx_str_t                deterministic;      /* "on" or "off" */
     ngx_str_t                kv_cache_dtype;
     ngx_str_t                chat_template;
     ngx_str_t                program;

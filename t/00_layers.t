@@ -110,9 +110,24 @@ sub system_arrow {
 }
 
 
+# Kernels are written once for the GPU and the emulation: only prim*.cuh know
+# which it is.
+sub device_only {
+    my ($from, $text) = @_;
+
+    return if $from !~ m{^kernels/cuda/} || $from =~ m{^kernels/cuda/prim\w*\.cuh$};
+
+    $text =~ s{/\*.*?\*/}{}sg;
+
+    return map { "$from: $_ is for prim*.cuh" }
+        $text =~ /\b(LLM_CUDA_EMU|__CUDA_ARCH__|asm|atomic[A-Z]\w*|__atomic_\w+
+                    |__threadfence\w*|__trap|__ldg|__dp4a|__cvta_\w+)\b/xg;
+}
+
+
 sub complaints {
     my ($from, $text) = @_;
-    my @bad;
+    my @bad = device_only($from, $text);
 
     while ($text =~ /^[ \t]*#[ \t]*include[ \t]*([<"])([^>"\n]+)[>"]/mg) {
         push @bad, $1 eq '"' ? arrow($from, $2) : system_arrow($from, $2);
@@ -148,6 +163,9 @@ my @wrong = (
     ['kernels/ref/x.c', '#include "kernels/backend.h"'],
     ['kernels/cpu/x.c', '#include "engine/base/status.h"'],
     ['kernels/cpu/x.c', '#include <cublas_v2.h>'],
+    ['kernels/cuda/x.cu', '    asm("trap;");'],
+    ['kernels/cuda/x.cuh', '#if __CUDA_ARCH__ >= 800'],
+    ['kernels/cuda/x.cu', '    atomicAdd(sum, 1);'],
     ['ngx_module/x.c', '#include "engine/base/status.h"'],
     ['ngx_module/x.c', '#include "kernels/op/op.h"'],
     ['t/unit/x.c', '#include "random.h"'],
@@ -160,6 +178,8 @@ my @right = (
     ['engine/ipc/x.c', '#include "engine/ipc/ring.h"'],
     ['kernels/backend.c', '#include "kernels/backend.h"'],
     ['kernels/cuda/x.cu', '#include <cuda_fp16.h>'],
+    ['kernels/cuda/prim_x.cuh', '#if __CUDA_ARCH__ >= 800'],
+    ['kernels/cuda/x.cu', '/* no asm (LLM_CUDA_EMU) here */'],
     ['ngx_module/x.c', "#include <ngx_core.h>\n#include <cjson/cJSON.h>"],
     ['t/unit/x.c', '#include "kernels/cpu/cpu.h"'],
 );

@@ -34,6 +34,11 @@ need_packages $BUILD_PACKAGES perl python3 python3-venv libcmocka-dev \
 test_python() {
     local venv=$STATE_DIR/venv wanted="openai jinja2 numpy"
 
+    # they read compiled kernels
+    if command -v nvcc /usr/local/cuda/bin/nvcc >/dev/null; then
+        wanted+=" nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
+    fi
+
     if [ "$(cat "$venv/wanted" 2>/dev/null)" != "$wanted" ]; then
         say "installing Python packages: $wanted"
         rm -rf "$venv"
@@ -61,7 +66,7 @@ lint)
     exec bash t/tools/lint.sh
     ;;
 bench)
-    build all ops
+    build all ops build/t/bench/drafts
     exec bash t/bench/run.sh
     ;;
 bench-article)
@@ -89,22 +94,26 @@ esac
 test_python
 # of all GPUs that a release is for, two: each takes a minute of nvcc
 export CUDA_ARCHS=${CUDA_ARCHS:-80 90}
-build all units ops tools shim cuda-tests
+build all units ops tools shim cuda-tests emu build/t/bench/drafts
 
 tests=(t/*.t build/t/unit/*_test build/t/ops/*_test build/t/shim/*_test
        build/t/cuda/*_test)
 
 if [ "$what" = check ]; then
     export LLM_TEST_LONG=1
-    build SAN=address,undefined all units shim
-    build SAN=thread BUILD=build-thread units ops shim
+    build SAN=address,undefined all units shim cuda-tests \
+        build-address,undefined/t/ops/dense_test
+    build SAN=thread BUILD=build-thread units ops shim cuda-tests
     build CC=clang-14 BUILD=build-fuzz SAN=fuzzer-no-link,address,undefined \
         fuzz
     tests+=(build-address,undefined/t/unit/*_test build-thread/t/unit/ipc*_test
             build-thread/t/unit/engine_thread*_test
             build-thread/t/ops/pool_test
             build-address,undefined/t/shim/*_test
-            build-thread/t/shim/*_test)
+            build-address,undefined/t/cuda/*_test
+            build-address,undefined/t/ops/dense_test
+            build-thread/t/shim/*_test build-thread/t/cuda/*_test
+            build-thread/t/ops/dense_test)
 fi
 
 for t in "${tests[@]}"; do

@@ -373,8 +373,17 @@ model_forward(model_t *model, const op_batch_t *batch, const op_kv_t *kv)
     llm_dassert(batch->n_rows > 0 && batch->n_rows <= model->max_rows);
     llm_dassert(batch->n_out >= 0 && batch->n_out <= batch->n_rows);
 
-    model->ops->step(model->dev, batch);
-    model->arch->forward(model, batch, kv);
+    if (model->ops->pass == NULL) {
+        model->ops->step(model->dev, batch);
+        model->arch->forward(model, batch, kv);
+        return;
+    }
+
+    op_pass_t pass = { .model = model, .kv = kv, .batch = batch };
+
+    while (model->ops->pass(model->dev, &pass)) {
+        model->arch->forward(model, &pass.given, kv);
+    }
 }
 
 

@@ -46,6 +46,12 @@ cost_observe(cost_t *cost, cost_step_t step, uint64_t ns)
 {
     cost_point_t *point = &cost->point[cost_index(step.rows)];
 
+    /* the first step touches much memory for the first time */
+    if (!cost->warm) {
+        cost->warm = true;
+        return;
+    }
+
     cost->attended += weight * (step.attended - cost->attended);
 
     if (point->rows == 0) {
@@ -71,13 +77,15 @@ cost_observe(cost_t *cost, cost_step_t step, uint64_t ns)
 }
 
 
-/* growth: of the time beyond the last point, beside that of the rows. */
+/* least: what is certain.  Steps grow with their rows; so far as nothing is
+ * known, beyond the last point and for one row more than a point, they take
+ * what it took, and nothing below the first.  Otherwise time grows as the rows
+ * do. */
 static double
-rows_ns(const cost_t *cost, int rows, double growth)
+rows_ns(const cost_t *cost, int rows, bool least)
 {
     const cost_point_t *below = NULL, *above = NULL;
-
-    llm_assert(rows >= 1);
+    const cost_point_t *own = &cost->point[cost_index(rows)];
 
     for (int i = 0; i < COST_POINTS; i++) {
         const cost_point_t *point = &cost->point[i];
@@ -95,11 +103,16 @@ rows_ns(const cost_t *cost, int rows, double growth)
     }
 
     if (below == NULL) {
-        return above != NULL ? above->ns : 0;
+        return above == NULL || (least && above != own) ? 0 : above->ns;
+    }
+
+    if (least
+        && (above == NULL || (rows <= below->rows + 1 && rows < above->rows))) {
+        return below->ns;
     }
 
     if (above == NULL) {
-        return below->ns * (1 + growth * (rows / below->rows - 1));
+        return below->ns * (rows / below->rows);
     }
 
     return below->ns
@@ -111,14 +124,14 @@ rows_ns(const cost_t *cost, int rows, double growth)
 double
 cost_ns(const cost_t *cost, cost_step_t step)
 {
-    return rows_ns(cost, step.rows, 1) + cost->slope * step.attended;
+    return rows_ns(cost, step.rows, false) + cost->slope * step.attended;
 }
 
 
 double
 cost_least_ns(const cost_t *cost, cost_step_t step)
 {
-    return rows_ns(cost, step.rows, 0) + cost->slope * step.attended;
+    return rows_ns(cost, step.rows, true) + cost->slope * step.attended;
 }
 
 

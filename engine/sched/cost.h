@@ -16,6 +16,7 @@
 #ifndef ENGINE_SCHED_COST_H
 #define ENGINE_SCHED_COST_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 enum { COST_POINTS = 64 };
@@ -30,6 +31,7 @@ typedef struct {
     cost_point_t point[COST_POINTS]; /* by cost_index() of the rows */
     double slope;                    /* ns for each attended token */
     double attended;                 /* average over the steps */
+    bool warm;                       /* the first step is behind */
 } cost_t;
 
 /* A step: its rows, and the sum of their contexts. */
@@ -39,7 +41,8 @@ typedef struct {
 } cost_step_t;
 
 
-/* The step took ns. */
+/* The step took ns.  The first one tells nothing: it touches memory that nobody
+ * has touched before. */
 void cost_observe(cost_t *cost, cost_step_t step, uint64_t ns);
 
 /* What it will take, ns; 0 when nothing was ever measured.  Between two points
@@ -47,8 +50,9 @@ void cost_observe(cost_t *cost, cost_step_t step, uint64_t ns);
  * faster), below the first as long as that. */
 double cost_ns(const cost_t *cost, cost_step_t step);
 
-/* The same, but beyond the last point no longer than there: what it takes if
- * rows that were never tried come for nothing. */
+/* The same, but beyond the last point, and for one row more than any point, no
+ * longer than there, and 0 below the first, if attended costs nothing: what it
+ * takes if rows that were never tried come for nothing. */
 double cost_least_ns(const cost_t *cost, cost_step_t step);
 
 /* How many rows, at most max, that attend to context tokens each, may be added

@@ -30,7 +30,6 @@ struct draft_s {
     op_kv_t kv;
     draft_page_t *pages; /* [n_pages] */
     cost_t cost;         /* of a pass */
-    int fewest;          /* rows that a pass had; 0: none was run */
 
     int max_rows;
     int max_out;
@@ -233,6 +232,13 @@ draft_page_bytes(const draft_t *draft)
 }
 
 
+size_t
+draft_later_bytes(const draft_t *draft)
+{
+    return draft->ops->memory(draft->dev).later;
+}
+
+
 const char *
 draft_name(const draft_t *draft)
 {
@@ -385,10 +391,6 @@ pass(draft_t *draft, op_batch_t *batch, int k)
     model_forward(draft->model, batch, &draft->kv);
     draw(draft, batch->n_out, k);
     cost_observe(&draft->cost, step, clock_now_ns() - start);
-
-    if (draft->fewest == 0 || step.rows < draft->fewest) {
-        draft->fewest = step.rows;
-    }
 }
 
 
@@ -459,19 +461,7 @@ draft_settle(draft_t *draft, const seq_t *seq, uint64_t owner,
 
 
 double
-draft_step_ns(const draft_t *draft, int n)
-{
-    /* the long passes of catching up say nothing about short ones */
-    if (n < draft->fewest) {
-        return 0;
-    }
-
-    return cost_least_ns(&draft->cost, (cost_step_t){ .rows = n });
-}
-
-
-double
-draft_rows_ns(const draft_t *draft, int rows)
+draft_pass_ns(const draft_t *draft, int rows)
 {
     return cost_least_ns(&draft->cost, (cost_step_t){ .rows = rows });
 }

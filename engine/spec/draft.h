@@ -67,6 +67,9 @@ void draft_close(draft_t *draft);
 size_t draft_weight_bytes(const draft_t *draft);
 size_t draft_activation_bytes(const draft_t *draft);
 size_t draft_page_bytes(const draft_t *draft);
+
+/* What its device will take for itself: op_memory_t. */
+size_t draft_later_bytes(const draft_t *draft);
 const char *draft_name(const draft_t *draft);
 
 /* K and V for n_pages pages. */
@@ -81,10 +84,9 @@ int draft_missing(const draft_t *draft, const seq_t *seq, uint64_t owner,
  * all together are at most max_rows. */
 void draft_run(draft_t *draft, draft_want_t *wants, int n);
 
-/* What it takes to draft one token for each of n sequences, and to compute
- * `rows` tokens; 0: never measured. */
-double draft_step_ns(const draft_t *draft, int n);
-double draft_rows_ns(const draft_t *draft, int rows);
+/* What it takes at least to compute `rows` tokens, or to draft one for each of
+ * as many sequences; 0: never measured. */
+double draft_pass_ns(const draft_t *draft, int rows);
 
 /* n_right of the n_draft drafts of its last run were right. */
 void draft_settle(draft_t *draft, const seq_t *seq, uint64_t owner,

@@ -18,9 +18,14 @@ extern "C" {
 #include "kernels/cuda/cuda_ops.h"
 }
 
+/* The runtime loads a kernel when it is first launched; all of them have a few
+ * megabytes, and local memory and tables of the driver come with them. */
+enum { CODE_BYTES = 32 << 20 };
+
 /* What the segments of one product share. */
 typedef struct {
     bool plain;     /* floats are in `input` */
+    int narrow;     /* the type that cuBLAS's inputs have, or -1 */
     bool quantised; /* the device's activations are the product's */
     cuda_input_t input;
 } cuda_ready_t;
@@ -96,6 +101,7 @@ cuda_free(op_dev_t *dev, void *p, size_t bytes)
     (void) bytes;
 
     if (p != NULL) {
+        cuda_graphs_drop(dev);
         cuda_ok(dev, cudaFree(p), "freeing memory");
     }
 }
@@ -104,13 +110,16 @@ cuda_free(op_dev_t *dev, void *p, size_t bytes)
 static op_memory_t
 cuda_memory(op_dev_t *dev)
 {
-    op_memory_t memory = { 0, 0 };
+    op_memory_t memory = { 0, 0, 0 };
 
     if (!cuda_ok(dev, cudaMemGetInfo(&memory.free, &memory.total),
                  "asking for memory"))
     {
         memory.free = 0;
     }
+
+    memory.later = (dev->beside ? 0 : CODE_BYTES) + cuda_blas_later(dev)
+                   + cuda_graphs_later(dev);
 
     return memory;
 }
@@ -159,12 +168,16 @@ round_up(size_t n, size_t unit)
 void
 cuda_unprepare(op_dev_t *dev)
 {
+    cuda_graphs_drop(dev);
     cuda_stage_destroy(dev, &dev->step_stage);
+    cuda_stage_destroy(dev, &dev->index_stage);
     cuda_free(dev, dev->act.q, dev->act_q_bytes);
     cuda_free(dev, dev->act.ds, dev->act_ds_bytes);
     cuda_free(dev, dev->attn_scratch, dev->attn_bytes);
+    cuda_free(dev, dev->attn_arrived, dev->attn_arrived_bytes);
     memset(&dev->act, 0, sizeof(dev->act));
     dev->attn_scratch = NULL;
+    dev->attn_arrived = NULL;
     dev->host_tokens = NULL;
     dev->host_out_rows = NULL;
 }
@@ -205,12 +218,17 @@ cuda_prepare(op_dev_t *dev, const op_limits_t *limits, op_err_t *err)
     dev->act_q_bytes = cols * blocks * 32;
     dev->act_ds_bytes = cols * round_up(blocks, CUDA_CLASSES) * sizeof(float2);
     dev->attn_bytes = cuda_attn_scratch_bytes(limits);
+    dev->attn_arrived_bytes = cuda_attn_arrived_bytes(limits);
     dev->act.q = (int8_t *) cuda_alloc(dev, dev->act_q_bytes);
     dev->act.ds = (float2 *) cuda_alloc(dev, dev->act_ds_bytes);
     dev->attn_scratch = cuda_alloc(dev, dev->attn_bytes);
+    dev->attn_arrived = (unsigned *) cuda_alloc(dev, dev->attn_arrived_bytes);
 
     if (dev->act.q == NULL || dev->act.ds == NULL || dev->attn_scratch == NULL
+        || dev->attn_arrived == NULL || cuda_blas_prepare(dev, limits) != 0
         || cuda_stage_create(dev, &dev->step_stage, cuda_step_bytes(limits))
+               != 0
+        || cuda_stage_create(dev, &dev->index_stage, cuda_index_bytes(limits))
                != 0)
     {
         cuda_unprepare(dev);
@@ -298,20 +316,48 @@ plain_input(op_dev_t *dev, const op_input_t *in, int rows)
 }
 
 
+/* One segment of floats. */
+static void
+linear_float(op_dev_t *dev, cuda_dot_t *dot, const op_input_t *in,
+             cuda_ready_t *ready)
+{
+    const bool fused = cuda_dense_fits(dot) && cuda_dense_reads(dot)
+                       && !cuda_blas_fits(dev, dot);
+
+    if (!fused && !ready->plain) {
+        ready->input = plain_input(dev, in, dot->rows);
+        ready->plain = true;
+    }
+
+    dot->in = fused ? input_of(in) : ready->input;
+
+    if (cuda_blas_fits(dev, dot)) {
+        if (ready->narrow != (int) dot->w.layout) {
+            cuda_blas_narrow(dev, dot);
+            launched(dev, "inputs of cuBLAS");
+            ready->narrow = (int) dot->w.layout;
+        }
+
+        cuda_blas_gemm(dev, dot);
+
+    } else if (cuda_dense_fits(dot)) {
+        cuda_dense_launch(dot, dev->stream);
+
+    } else {
+        cuda_float_launch(dot, dev->stream);
+    }
+
+    launched(dev, "linear");
+}
+
+
 /* One segment; what is done once for all of a weight's is noted in `ready`. */
 static void
 linear_segment(op_dev_t *dev, cuda_dot_t *dot, const op_input_t *in,
                cuda_ready_t *ready)
 {
     if (dot->w.n_blocks == 0) {
-        if (!ready->plain) {
-            ready->input = plain_input(dev, in, dot->rows);
-            ready->plain = true;
-        }
-
-        dot->in = ready->input;
-        cuda_float_launch(dot, dev->stream);
-        launched(dev, "linear");
+        linear_float(dev, dot, in, ready);
         return;
     }
 
@@ -345,6 +391,7 @@ cuda_linear_of(op_dev_t *dev, float *y, int ldy, const op_input_t *in, int rows,
     cuda_ready_t ready;
 
     memset(&ready, 0, sizeof(ready));
+    ready.narrow = -1;
 
     for (int i = 0; i < n && rows > 0 && !dev->failed; i++) {
         cuda_dot_t dot;
@@ -361,6 +408,7 @@ cuda_linear_of(op_dev_t *dev, float *y, int ldy, const op_input_t *in, int rows,
         dot.add = mode & OP_ADD;
         dot.max_smem = dev->max_smem;
         dot.max_blocks = dev->max_blocks;
+        dot.tensor_floats = dev->tensor_floats;
         linear_segment(dev, &dot, in, &ready);
     }
 }
@@ -406,6 +454,7 @@ attn_call(op_dev_t *dev, const op_attn_t *attn, const op_kv_t *kv, int layer)
     call.layer = layer;
     call.scratch = dev->attn_scratch;
     call.scratch_bytes = dev->attn_bytes;
+    call.arrived = dev->attn_arrived;
     call.stream = dev->stream;
 
     return call;
@@ -466,7 +515,22 @@ cuda_kv_copy(op_dev_t *dev, const op_kv_t *kv, const op_copy_t *copies, int n)
 static const char *
 cuda_describe(op_dev_t *dev)
 {
-    return dev->describe;
+    const cuda_graphs_t *graphs = &dev->graphs;
+
+    snprintf(dev->told, sizeof(dev->told), "%s", dev->describe);
+
+    if (graphs->n_replays > 0) {
+        const size_t at = strlen(dev->told);
+
+        snprintf(dev->told + at, sizeof(dev->told) - at,
+                 ", %llu graphs recorded, %llu passes run by them in place of "
+                 "%llu launches",
+                 (unsigned long long) graphs->n_recorded,
+                 (unsigned long long) graphs->n_replays,
+                 (unsigned long long) graphs->n_saved);
+    }
+
+    return dev->told;
 }
 
 
@@ -485,6 +549,7 @@ const op_table_t cuda_ops = {
     .put = cuda_put,
     .get = cuda_get,
     .step = cuda_step,
+    .pass = cuda_pass,
     .check = cuda_check,
     .weight = cuda_weight,
     .weight_free = cuda_weight_free,

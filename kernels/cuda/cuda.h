@@ -8,7 +8,7 @@
  * nothing, for the runtime keeps the error until cuda.cu asks for it.
  *
  * All files here are compiled twice: by nvcc, and by g++ over an emulated
- * runtime (LLM_CUDA_EMU).  Only prim.cuh knows the difference.
+ * runtime (LLM_CUDA_EMU).  Only prim*.cuh know the difference.
  */
 
 #ifndef KERNELS_CUDA_CUDA_H
@@ -28,7 +28,7 @@ typedef struct {
     int n_out;
     int table_width;          /* pages in a row of tables */
     const int32_t *tokens;    /* [n_rows] */
-    const int32_t *pos;       /* [n_rows] */
+    const int32_t *pos;       /* [n_rows]; −1: padding, which is nobody's */
     const int32_t *seq;       /* [n_rows] row → sequence */
     const int32_t *row_start; /* [n_seqs + 1] */
     const int32_t *tables;    /* [n_seqs][table_width]; what lies behind a
@@ -47,6 +47,7 @@ typedef struct {
     void *scratch; /* cuda_attn_scratch_bytes(), 256-byte aligned; one stream
                       uses it, one launch after the other */
     size_t scratch_bytes;
+    unsigned *arrived; /* cuda_attn_arrived_bytes(), zeroed once; as scratch */
     cudaStream_t stream;
     int window;    /* positions that a row sees, its own among them; 0: all */
     float softcap; /* scores become softcap * tanh(score / softcap); 0: none */
@@ -60,6 +61,9 @@ int cuda_attn_check(const op_limits_t *limits, op_err_t *err);
 
 /* Bytes of scratch for any batch within limits. */
 size_t cuda_attn_scratch_bytes(const op_limits_t *limits);
+
+/* Bytes of its counters. */
+size_t cuda_attn_arrived_bytes(const op_limits_t *limits);
 
 /* op.h: attention().  out: [n_rows, n_heads * head_dim]; q: what rope_kv
  * left. */

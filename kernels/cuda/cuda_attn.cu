@@ -5,19 +5,16 @@
  * A tile is a few rows of one sequence, as many as fill the warps with the
  * query heads of one KV head.  Sequences of few rows, decode and verification,
  * get a block for each split of 256 tokens, whose warps have 64 tokens each;
- * what they found goes to scratch, and combine_kernel() puts a row's splits
- * together.  Longer chunks have warps enough: there a warp has 16 rows and all
- * tokens that they see, split after split, and needs no scratch.
+ * what they found goes to scratch, and the block that is done last puts the
+ * splits together.  Longer chunks have warps enough: there a warp has 16 rows
+ * and all tokens that they see, split after split, and needs no scratch.
  */
 
 #include "kernels/cuda/cuda_attn_tile.cuh"
 
 #include <stdio.h>
 
-enum {
-    FEW = 8, /* rows that a sequence of few rows has at most */
-    COMBINE_THREADS = 32
-};
+enum { FEW = 8 }; /* rows that a sequence of few rows has at most */
 
 static const size_t scratch_most = (size_t) 256 << 20;
 
@@ -100,6 +97,56 @@ clear_places(float4 *places)
 }
 
 
+/* Row i of the share, its splits ascending. */
+template <int D>
+static __device__ __forceinline__ void
+combine_row(const attn_args_t *args, const share_t *share, int i)
+{
+    const int query = query_of(args, share, i);
+    const int pos = share->tile->pos + query;
+    const int last = pos / OP_SPLIT;
+    const int from = first_split(args, pos);
+
+    if (query < 0 || from == last) {
+        return;
+    }
+
+    const float *part = part_of<D>(args, share, i, from);
+    float o[(D + 31) / 32] = {};
+    float max = -INFINITY;
+    float sum = 0.0f;
+
+    for (int split = from; split <= last; split++, part += PART_HEAD + D) {
+        float keep, take;
+
+        attn_factors(&max, &sum, part[0], part[1], &keep, &take);
+
+#pragma unroll
+        for (int k = 0; k < (D + 31) / 32; k++) {
+            const int d = lane_id() + 32 * k;
+
+            if (d < D) {
+                o[k] = fmaf(o[k], keep, part[PART_HEAD + d] * take);
+            }
+        }
+    }
+
+    const size_t row = share->tile->row + query;
+    float *to =
+        args->out
+        + (row * args->n_heads + head_of(args, share, i)) * args->head_dim;
+
+#pragma unroll
+    for (int k = 0; k < (D + 31) / 32; k++) {
+        const int d = lane_id() + 32 * k;
+
+        if (d < args->head_dim) {
+            to[d] = finished(o[k], sum);
+        }
+    }
+}
+
+
 /* A block: one KV head, 16 rows times heads of a tile, one split. */
 template <int D, int TYPE>
 static __global__ void
@@ -109,6 +156,7 @@ __launch_bounds__(FEW_WARPS *WARP_SIZE, 1) few_kernel(attn_args_t args)
     __shared__ float4 o_split[D / 8 * WARP_SIZE];
     __shared__ float4 state_split[WARP_SIZE];
     __shared__ float units[ATTN_ROWS];
+    __shared__ int n_splits; /* of the tile; registers are few */
 
     const int shares = (args.group + ATTN_ROWS - 1) / ATTN_ROWS;
     const int per_tile = shares > 1 ? 1 : ATTN_ROWS / args.group;
@@ -116,10 +164,14 @@ __launch_bounds__(FEW_WARPS *WARP_SIZE, 1) few_kernel(attn_args_t args)
     const int split = (int) blockIdx.z;
     tile_t tile;
 
-    if (!find_tile(&args, (int) blockIdx.y, per_tile, true, &tile)
-        || split > (tile.pos + tile.n - 1) / OP_SPLIT
-        || split < first_split(&args, tile.pos))
-    {
+    if (!find_tile(&args, (int) blockIdx.y, per_tile, true, &tile)) {
+        return;
+    }
+
+    const int from = first_split(&args, tile.pos);
+    const int last = (tile.pos + tile.n - 1) / OP_SPLIT;
+
+    if (split < from || split > last) {
         return;
     }
 
@@ -128,6 +180,9 @@ __launch_bounds__(FEW_WARPS *WARP_SIZE, 1) few_kernel(attn_args_t args)
 
     put_queries<D, TYPE>(&args, &share, (uint16_t *) fragments, units,
                          warp * ATTN_ROWS / FEW_WARPS, ATTN_ROWS / FEW_WARPS);
+    if (threadIdx.x == 0) {
+        n_splits = last - from + 1;
+    }
     __syncthreads();
 
     float o[D / 8][4];
@@ -147,6 +202,19 @@ __launch_bounds__(FEW_WARPS *WARP_SIZE, 1) few_kernel(attn_args_t args)
     state = chain_warps<D>(o_split, state_split, o, &state);
     put_split<D, TYPE>(&args, &share, o_split, &state, 0, split);
     put_split<D, TYPE>(&args, &share, o_split, &state, 1, split);
+
+    /* one alone has said all */
+    if (n_splits == 1) {
+        return;
+    }
+
+    unsigned *arrived = args.arrived + blockIdx.y * gridDim.x + blockIdx.x;
+
+    if (last_block(arrived, (unsigned) n_splits)) {
+        for (int i = warp; i < ATTN_ROWS; i += FEW_WARPS) {
+            combine_row<D>(&args, &share, i);
+        }
+    }
 }
 
 
@@ -291,67 +359,6 @@ __launch_bounds__(many_warps<D, TYPE>() * WARP_SIZE, 1)
 }
 
 
-/* A warp: one head of one row of a sequence of few rows, its splits
- * ascending. */
-template <int D>
-static __global__ void
-__launch_bounds__(COMBINE_THREADS) combine_kernel(attn_args_t args)
-{
-    const int head = (int) blockIdx.x;
-    const int seq = (int) blockIdx.y / args.few;
-    const int index = (int) blockIdx.y % args.few;
-    const int first = args.row_start[seq];
-    const int n = args.row_start[seq + 1] - first;
-
-    if (index >= n || n > args.few) {
-        return;
-    }
-
-    const size_t row = (size_t) first + index;
-    const int pos = args.pos[row];
-    const int last = pos / OP_SPLIT;
-    const int from = first_split(&args, pos);
-
-    if (from == last) {
-        return;
-    }
-
-    const float *part =
-        args.parts
-        + (((size_t) blockIdx.y * args.n_heads + head) * args.n_splits + from)
-              * (PART_HEAD + D);
-    float o[(D + 31) / 32] = {};
-    float max = -INFINITY;
-    float sum = 0.0f;
-
-    for (int split = from; split <= last; split++, part += PART_HEAD + D) {
-        float keep, take;
-
-        attn_factors(&max, &sum, part[0], part[1], &keep, &take);
-
-#pragma unroll
-        for (int i = 0; i < (D + 31) / 32; i++) {
-            const int d = lane_id() + 32 * i;
-
-            if (d < D) {
-                o[i] = fmaf(o[i], keep, part[PART_HEAD + d] * take);
-            }
-        }
-    }
-
-    float *to = args.out + (row * args.n_heads + head) * args.head_dim;
-
-#pragma unroll
-    for (int i = 0; i < (D + 31) / 32; i++) {
-        const int d = lane_id() + 32 * i;
-
-        if (d < args.head_dim) {
-            to[d] = finished(o[i], sum);
-        }
-    }
-}
-
-
 /* --- launchers --- */
 
 typedef struct {
@@ -387,13 +394,6 @@ launch_few(const attn_launch_t *launch)
     const dim3 block(FEW_WARPS * WARP_SIZE);
 
     LAUNCH((few_kernel<D, TYPE>), grid, block, 0, launch->stream, args);
-
-    if (args.n_splits > 1) {
-        const dim3 rows(args.n_heads, args.n_seqs * args.few);
-        const dim3 warp(COMBINE_THREADS);
-
-        LAUNCH((combine_kernel<D>), rows, warp, 0, launch->stream, args);
-    }
 }
 
 
@@ -495,6 +495,18 @@ cuda_attn_scratch_bytes(const op_limits_t *limits)
 }
 
 
+/* One for each block of a split: tiles are no more than rows, and blocks of a
+ * tile no more than heads. */
+size_t
+cuda_attn_arrived_bytes(const op_limits_t *limits)
+{
+    return limits->max_len <= OP_SPLIT
+               ? 0
+               : (size_t) limits->max_seqs * FEW * limits->n_heads
+                     * sizeof(unsigned);
+}
+
+
 /* Rows that a sequence of few rows may have in this batch. */
 static int
 few_rows(const cuda_attn_call_t *call)
@@ -535,6 +547,7 @@ cuda_attention_launch(const cuda_attn_call_t *call, float *out, const float *q)
     args->out = out;
     args->q = q;
     args->parts = (float *) call->scratch;
+    args->arrived = call->arrived;
     args->pos = batch->pos;
     args->row_start = batch->row_start;
     args->tables = batch->tables;

@@ -26,6 +26,7 @@
 #define KERNELS_CUDA_CUDA_ATTN_CUH
 
 #include "kernels/cuda/cuda_kv.h"
+#include "kernels/cuda/prim_mma.cuh"
 
 enum {
     ATTN_ROWS = 16,   /* of a warp */

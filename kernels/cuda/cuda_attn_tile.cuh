@@ -21,7 +21,9 @@ enum {
 typedef struct {
     float *out;
     const float *q;
-    float *parts; /* [seq][row][head][split][PART_HEAD + dim] */
+    float *parts;      /* [seq][row][head][split][PART_HEAD + dim] */
+    unsigned *arrived; /* [tile][block of it]: splits that are done; all 0
+                          between two launches */
     const int32_t *pos;
     const int32_t *row_start;
     const int32_t *tables;
@@ -83,7 +85,7 @@ warp_lane(int x, int lane)
 
 
 /* Which rows tile number `tile` has, among sequences of few or of many rows;
- * false: there are fewer tiles.  The whole warp looks. */
+ * false: there are fewer tiles, or it is padding.  The whole warp looks. */
 static __device__ bool
 find_tile(const attn_args_t *args, int number, int per_tile, bool few,
           tile_t *tile)
@@ -125,7 +127,7 @@ find_tile(const attn_args_t *args, int number, int per_tile, bool few,
     tile->row = first + index;
     tile->n = n < per_tile ? n : per_tile;
     tile->pos = args->pos[tile->row];
-    return true;
+    return tile->pos >= 0;
 }
 
 

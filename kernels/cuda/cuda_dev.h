@@ -21,11 +21,43 @@ typedef struct {
     cudaEvent_t sent;
 } cuda_stage_t;
 
+typedef struct cuda_blas_s cuda_blas_t;
+
+/* A pass that was recorded, or seen once (exec NULL), see cuda_graph.cu. */
+typedef struct {
+    const void *model;
+    op_kv_t kv;
+    int rows; /* with padding */
+    int len;  /* that attention is laid out for */
+    uint64_t used;
+    cudaGraphExec_t exec;
+    int n_kernels;
+} cuda_graph_t;
+
+enum {
+    CUDA_GRAPHS = 64,          /* that are kept */
+    CUDA_GRAPH_NODES = 1 << 13 /* more are not counted */
+};
+
+typedef struct {
+    bool off; /* not wanted, or refused */
+    int n;
+    cuda_graph_t all[CUDA_GRAPHS];
+    cuda_graph_t *current; /* being recorded */
+    uint64_t clock;
+    uint64_t n_recorded;
+    uint64_t n_replays;
+    uint64_t n_saved; /* launches that were a graph's */
+} cuda_graphs_t;
+
 struct op_dev_s {
     int id;
     cudaStream_t stream;
-    int max_smem;   /* shared memory that a thread block may ask for */
-    int max_blocks; /* thread blocks worth having: a few a processor */
+    int max_smem;       /* shared memory that a thread block may ask for */
+    int max_blocks;     /* thread blocks worth having: a few a processor */
+    bool tensor_floats; /* it multiplies TF32 matrices */
+    bool beside;        /* another one uses the same GPU, see op_open_t */
+    int n_segments;     /* of its weights */
     char describe[320];
     op_limits_t limits; /* all 0 before prepare() */
 
@@ -45,6 +77,13 @@ struct op_dev_s {
     size_t act_ds_bytes;
     void *attn_scratch;
     size_t attn_bytes;
+    unsigned *attn_arrived;
+    size_t attn_arrived_bytes;
+    bool loose;        /* cuBLAS is wanted, but not yet looked for */
+    cuda_blas_t *blas; /* NULL: not wanted, or not there */
+
+    cuda_graphs_t graphs;
+    char told[480]; /* what describe() gives */
 };
 
 
@@ -68,11 +107,30 @@ void cuda_stage_destroy(op_dev_t *dev, cuda_stage_t *stage);
 
 /* What a step may need at most. */
 size_t cuda_step_bytes(const op_limits_t *limits);
+size_t cuda_index_bytes(const op_limits_t *limits);
 void cuda_step(op_dev_t *dev, const op_batch_t *batch);
 
+/* A step of n_seqs sequences of one row each, with rows that are nobody's up to
+ * `rows`, laid out for sequences of `len`; given: the batch with them, which
+ * has no block tables. */
+void cuda_step_padded(op_dev_t *dev, const op_batch_t *batch, int rows, int len,
+                      op_batch_t *given);
+
 /* n indices of the host on the device, until the next call; the step's own
- * where they are the step's.  NULL after an error. */
+ * where they are the step's.  Room for more than a step has is taken when it
+ * is needed.  NULL after an error. */
 const int32_t *cuda_indices(op_dev_t *dev, const int32_t *idx, int n);
+
+/* --- cuda_graph.cu --- */
+
+/* op.h: pass(). */
+bool cuda_pass(op_dev_t *dev, op_pass_t *pass);
+
+/* Forgets what was recorded: memory that it may use goes. */
+void cuda_graphs_drop(op_dev_t *dev);
+
+/* Bytes that recordings will take of the device. */
+size_t cuda_graphs_later(const op_dev_t *dev);
 
 /* --- cuda_open.cu --- */
 
@@ -81,6 +139,21 @@ void cuda_close(op_dev_t *dev);
 
 /* Frees what prepare() reserved. */
 void cuda_unprepare(op_dev_t *dev);
+
+/* --- cuda_cublas.cu --- */
+
+/* Opens the library if it is wanted and there, which dev->describe says then,
+ * and reserves what a step needs.  0, or -1: no memory for that.  Later: bytes
+ * that the library takes of its own accord. */
+void cuda_blas_close(op_dev_t *dev);
+int cuda_blas_prepare(op_dev_t *dev, const op_limits_t *limits);
+size_t cuda_blas_later(const op_dev_t *dev);
+
+/* A float segment's product: whether it is cuBLAS's; its inputs as the weights
+ * are, for all segments of one type; the product, whose error is kept. */
+bool cuda_blas_fits(const op_dev_t *dev, const cuda_dot_t *dot);
+void cuda_blas_narrow(op_dev_t *dev, const cuda_dot_t *dot);
+void cuda_blas_gemm(op_dev_t *dev, const cuda_dot_t *dot);
 
 } /* extern "C" */
 

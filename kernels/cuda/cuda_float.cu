@@ -1,5 +1,6 @@
 /*
- * Products of F32, F16 and BF16 weights, in f32 fused multiply-adds.
+ * Products of F32 weights, and of F16 and BF16 ones where cuda_dense.cu cannot
+ * do them, in f32 fused multiply-adds.
  *
  * Half a warp has one output, and each lane every 16th run of eight inputs
  * (cuda_linear.h): the runs of a row are read by 128-bit loads side by side.

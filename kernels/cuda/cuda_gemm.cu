@@ -12,6 +12,7 @@
  */
 
 #include "kernels/cuda/cuda_dot.cuh"
+#include "kernels/cuda/prim_mma.cuh"
 
 enum {
     THREADS = 256,

@@ -39,27 +39,37 @@ cuda_load4(const float *row, int i, int dim)
 }
 
 
-/* 1 / sqrt(mean(row^2) + eps), by all threads of the block, for all of them.
- * sums: shared, [CUDA_ROW_WARPS]; free again behind the next barrier. */
-static __device__ __forceinline__ float
-cuda_norm_factor(const float *row, int dim, float eps, float *sums)
+/* The sum of row^2 in CUDA_ROW_WARPS parts, by all threads of the block; one of
+ * fewer threads than CUDA_ROW_THREADS does the work of as many.  sums: shared;
+ * it is there behind the next barrier. */
+template <int BLOCK_THREADS>
+static __device__ __forceinline__ void
+cuda_norm_sums(const float *row, int dim, float *sums)
 {
-    float sum = 0.0f;
+#pragma unroll
+    for (int t = threadIdx.x; t < CUDA_ROW_THREADS; t += BLOCK_THREADS) {
+        float sum = 0.0f;
 
-    for (int i = threadIdx.x * 4; i < dim; i += CUDA_ROW_THREADS * 4) {
-        const float4 v = cuda_load4(row, i, dim);
+        for (int i = t * 4; i < dim; i += CUDA_ROW_THREADS * 4) {
+            const float4 v = cuda_load4(row, i, dim);
 
-        sum += (v.x * v.x + v.y * v.y) + (v.z * v.z + v.w * v.w);
+            sum += (v.x * v.x + v.y * v.y) + (v.z * v.z + v.w * v.w);
+        }
+
+        sum = warp_sum(sum);
+
+        if (threadIdx.x % 32 == 0) {
+            sums[t / 32] = sum;
+        }
     }
+}
 
-    sum = warp_sum(sum);
 
-    if (threadIdx.x % 32 == 0) {
-        sums[threadIdx.x / 32] = sum;
-    }
-
-    __syncthreads();
-    sum = sums[0];
+/* 1 / sqrt(mean(row^2) + eps) of these sums. */
+static __device__ __forceinline__ float
+cuda_norm_of(const float *sums, int dim, float eps)
+{
+    float sum = sums[0];
 
 #pragma unroll
     for (int i = 1; i < CUDA_ROW_WARPS; i++) {
@@ -67,6 +77,18 @@ cuda_norm_factor(const float *row, int dim, float eps, float *sums)
     }
 
     return 1.0f / sqrtf(sum / (float) dim + eps);
+}
+
+
+/* The same by all threads of the block, for all of them.  sums: shared,
+ * [CUDA_ROW_WARPS]; free again behind the next barrier. */
+static __device__ __forceinline__ float
+cuda_norm_factor(const float *row, int dim, float eps, float *sums)
+{
+    cuda_norm_sums<CUDA_ROW_THREADS>(row, dim, sums);
+    __syncthreads();
+
+    return cuda_norm_of(sums, dim, eps);
 }
 
 

@@ -140,11 +140,12 @@ __launch_bounds__(WARPS *WARP_SIZE) rope_kv_kernel(rope_args_t args)
     const int head = (int) blockIdx.y * WARPS + (int) threadIdx.x / WARP_SIZE;
     const int row = (int) blockIdx.x;
 
-    if (head >= n_all) {
+    const int pos = args.pos[row];
+
+    if (head >= n_all || pos < 0) {
         return;
     }
 
-    const int pos = args.pos[row];
     float *to = args.qkv + ((size_t) row * n_all + head) * args.head_dim;
     const turn_t turn = { to, args.cos_sin + (size_t) pos * args.rot,
                           head < n_turned ? args.rot : 0, args.mode };

@@ -7,11 +7,15 @@
  *   acc = fmaf((float) dot, d_w * d_x, acc), for each half of a Q6_K block,
  *   acc = fmaf(m_w, s_x, acc) behind it, s_x = d_x * sum(q_x), with minima,
  * and the classes are added as a tree: class j and j + 8, then + 4, + 2, + 1.
- * Float weights: class (i / 8) % 16 of input i, acc = fmaf(w, x, acc), the
- * same tree.  With OP_FINE the product of what quantising left over is a sum
- * of its own, added to the first one.  One warp that reads a row has a class a
- * lane; eight warps that multiply tiles have two classes a warp: both give the
- * same bits, so the number of rows may choose.
+ * With OP_FINE the product of what quantising left over is a sum of its own,
+ * added to the first one.  One warp that reads a row has a class a lane; eight
+ * warps that multiply tiles have two classes a warp: both give the same bits,
+ * so the number of rows may choose.
+ *
+ * F16 and BF16 weights are cuda_dense.cu's.  F32 ones, and those where there
+ * are no tensor cores for them or n_in is no multiple of 8, are
+ * cuda_float.cu's: class (i / 8) % 16 of input i, acc = fmaf(w, x, acc), the
+ * same tree.  Both have one order for any number of rows, too.
  *
  * A quantised weight is kept as two arrays: quants, 16 or 32 bytes a block in
  * one piece, and scales, so that a lane reads a block by 128-bit loads and a
@@ -69,14 +73,16 @@ typedef struct {
 /* One segment's product. */
 typedef struct {
     cuda_segment_t w;
-    cuda_input_t in; /* kind OP_PLAIN for a float layout */
+    cuda_input_t in; /* kind OP_PLAIN for a float layout, unless
+                        cuda_dense_reads() */
     cuda_act_t act;  /* of a quantised layout */
     float *y;        /* of the segment's first output */
     int ldy;
     int rows;
     int add;
-    int max_smem;   /* shared memory that a thread block may have */
-    int max_blocks; /* thread blocks that the device has room for */
+    int max_smem;       /* shared memory that a thread block may have */
+    int max_blocks;     /* thread blocks that the device has room for */
+    bool tensor_floats; /* it multiplies TF32 matrices */
 } cuda_dot_t;
 
 
@@ -100,13 +106,17 @@ void cuda_quantise_launch(const cuda_act_t *act, const cuda_input_t *in,
 void cuda_embed_launch(const cuda_segment_t *seg, float *x,
                        const int32_t *tokens, int rows, cudaStream_t stream);
 
-/* --- cuda_gemv.cu, cuda_gemm.cu, cuda_float.cu --- */
+/* --- cuda_gemv.cu, cuda_gemm.cu, cuda_dense.cu, cuda_float.cu --- */
 
 /* Few columns, which it quantises itself, act.q and act.ds not being used;
- * any number of quantised columns; float weights. */
+ * any number of quantised columns; F16 and BF16 weights, any number of rows,
+ * where the device and the shape allow it; float weights. */
 bool cuda_gemv_fits(const cuda_dot_t *dot);
 void cuda_gemv_launch(const cuda_dot_t *dot, cudaStream_t stream);
 void cuda_gemm_launch(const cuda_dot_t *dot, cudaStream_t stream);
+bool cuda_dense_fits(const cuda_dot_t *dot);
+bool cuda_dense_reads(const cuda_dot_t *dot); /* norms and gates, too */
+void cuda_dense_launch(const cuda_dot_t *dot, cudaStream_t stream);
 void cuda_float_launch(const cuda_dot_t *dot, cudaStream_t stream);
 
 

@@ -210,6 +210,7 @@ open_device(op_dev_t *dev, op_err_t *err)
 
     dev->max_smem = (int) prop.sharedMemPerBlockOptin;
     dev->max_blocks = BLOCKS_EACH * prop.multiProcessorCount;
+    dev->tensor_floats = prop.major >= 8;
     snprintf(dev->describe, sizeof(dev->describe),
              "GPU %d, %s, compute capability %d.%d", dev->id, prop.name,
              prop.major, prop.minor);
@@ -237,6 +238,9 @@ cuda_open(const op_open_t *params, op_err_t *err)
     }
 
     dev->id = id;
+    dev->beside = params->beside != NULL;
+    dev->loose = params->loose;
+    dev->graphs.off = params->no_graphs;
 
     if (open_device(dev, err) != 0) {
         cuda_close(dev);
@@ -259,7 +263,7 @@ cuda_close(op_dev_t *dev)
     }
 
     cuda_unprepare(dev);
-    cuda_stage_destroy(dev, &dev->index_stage);
+    cuda_blas_close(dev);
 
     if (dev->stream != NULL) {
         cudaStreamDestroy(dev->stream);

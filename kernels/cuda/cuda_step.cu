@@ -62,6 +62,15 @@ stage_send(op_dev_t *dev, cuda_stage_t *stage, size_t bytes)
 
 /* --- the step --- */
 
+/* Of n values the padding up to a number. */
+typedef struct {
+    int n;
+    int upto;
+    int first;
+    int more;
+} pad_t;
+
+
 static int
 pages_of(int len)
 {
@@ -85,6 +94,17 @@ cuda_step_bytes(const op_limits_t *limits)
 
     return 4 * array_bytes(rows) + array_bytes(seqs + 1)
            + array_bytes(seqs * (size_t) pages_of(limits->max_len));
+}
+
+
+/* A row each, or a copy of a page for each sequence and one more. */
+size_t
+cuda_index_bytes(const op_limits_t *limits)
+{
+    const size_t rows = (size_t) limits->max_rows;
+    const size_t copies = 2 * ((size_t) limits->max_seqs + 1);
+
+    return (rows > copies ? rows : copies) * sizeof(int32_t);
 }
 
 
@@ -128,9 +148,10 @@ append_seq(cuda_stage_t *stage, size_t *at, const op_batch_t *batch)
 
 static const int32_t *
 append_tables(cuda_stage_t *stage, size_t *at, const op_batch_t *batch,
-              int width)
+              const cuda_batch_t *to)
 {
-    const size_t n = (size_t) batch->n_seqs * (size_t) width;
+    const int width = to->table_width;
+    const size_t n = (size_t) to->n_seqs * (size_t) width;
     int32_t *host = (int32_t *) (stage->host + *at);
     const int32_t *device = (const int32_t *) (stage->device + *at);
 
@@ -193,10 +214,78 @@ cuda_step(op_dev_t *dev, const op_batch_t *batch)
     to->out_rows = append(stage, &at, batch->out_rows, (size_t) batch->n_out);
     to->row_start =
         append(stage, &at, batch->row_start, (size_t) batch->n_seqs + 1);
-    to->tables = append_tables(stage, &at, batch, to->table_width);
+    to->tables = append_tables(stage, &at, batch, to);
 
     dev->host_tokens = batch->tokens;
     dev->host_out_rows = batch->out_rows;
+    stage_send(dev, stage, at);
+}
+
+
+/* n values and padding: `first`, and each `more` than the one before. */
+static const int32_t *
+append_padded(cuda_stage_t *stage, size_t *at, const int32_t *from,
+              const pad_t *pad)
+{
+    int32_t *host = (int32_t *) (stage->host + *at);
+    const int32_t *device = (const int32_t *) (stage->device + *at);
+
+    for (int i = 0; i < pad->upto; i++) {
+        host[i] = i < pad->n ? from[i] : pad->first + (i - pad->n) * pad->more;
+    }
+
+    *at += array_bytes((size_t) pad->upto);
+
+    return device;
+}
+
+
+/* The host's side of an array of the step. */
+static const int32_t *
+host_side(const cuda_stage_t *stage, const int32_t *device)
+{
+    return (const int32_t *) (stage->host
+                              + ((const uint8_t *) device - stage->device));
+}
+
+
+void
+cuda_step_padded(op_dev_t *dev, const op_batch_t *batch, int rows, int len,
+                 op_batch_t *given)
+{
+    cuda_stage_t *stage = &dev->step_stage;
+    cuda_batch_t *to = &dev->batch;
+    const int n = batch->n_rows;
+    const pad_t zeros = { n, rows, 0, 0 }, nowhere = { n, rows, -1, 0 };
+    const pad_t count = { 0, rows, 0, 1 }, starts = { 0, rows + 1, 0, 1 };
+    size_t at = 0;
+
+    if (dev->failed
+        || !cuda_ok(dev, cudaEventSynchronize(stage->sent), "a step before"))
+    {
+        return;
+    }
+
+    to->n_rows = to->n_seqs = to->n_out = rows;
+    to->max_len = len;
+    to->max_seq_rows = 1;
+    to->table_width = pages_of(len);
+    to->tokens = append_padded(stage, &at, batch->tokens, &zeros);
+    to->pos = append_padded(stage, &at, batch->pos, &nowhere);
+    to->seq = append_padded(stage, &at, NULL, &count);
+    to->out_rows = append_padded(stage, &at, NULL, &count);
+    to->row_start = append_padded(stage, &at, NULL, &starts);
+    to->tables = append_tables(stage, &at, batch, to);
+
+    given->n_rows = given->n_seqs = given->n_out = rows;
+    given->tokens = host_side(stage, to->tokens);
+    given->pos = host_side(stage, to->pos);
+    given->row_start = host_side(stage, to->row_start);
+    given->out_rows = host_side(stage, to->out_rows);
+    given->block_table = NULL;
+
+    dev->host_tokens = given->tokens;
+    dev->host_out_rows = given->out_rows;
     stage_send(dev, stage, at);
 }
 

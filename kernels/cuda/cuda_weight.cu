@@ -251,6 +251,7 @@ cuda_weight(op_dev_t *dev, const op_tensor_t *parts, int n_parts, op_err_t *err)
 
     if (w != NULL) {
         plan_segments(w, parts, n_parts);
+        dev->n_segments += w->n_segments;
         w->data = (uint8_t *) cuda_alloc(dev, w->bytes);
     }
 
@@ -272,6 +273,7 @@ cuda_weight_free(op_dev_t *dev, op_weight_t *weight)
         return;
     }
 
+    dev->n_segments -= weight->n_segments;
     cuda_free(dev, weight->data, weight->bytes);
     free(weight);
 }

@@ -51,7 +51,12 @@ typedef struct {
     int reserved;    /* CPUs that are left to others */
     bool pinned;     /* a CPU for each thread, where all but those reserved
                         are ours */
+    bool no_graphs;  /* passes are not recorded, see pass() */
     int device;      /* which of several, from 0; -1: the one with most room */
+    bool loose;      /* linear() of float weights may be faster and less exact:
+                        its bits may depend on the number of rows, and inputs
+                        be rounded to the weights' type.  Most backends have no
+                        use for it. */
 
     /* NULL, or an open device of the same backend whose processor (threads)
      * this one uses, too: they never run at once, and this one is closed
@@ -63,6 +68,8 @@ typedef struct {
 typedef struct {
     size_t total;
     size_t free;
+    size_t later; /* of free: what it takes for itself once it works (code of
+                     kernels, recorded passes), whatever it is asked for */
 } op_memory_t;
 
 /* Upper bounds of all later calls; fixes the scratch. */
@@ -114,6 +121,18 @@ typedef struct {
     int n_out;
     const int32_t *out_rows; /* [n_out] ascending: rows that want logits */
 } op_batch_t;
+
+/* A forward pass that the backend may record.  phase is the backend's, 0 at
+ * first. */
+typedef struct {
+    const void *model; /* whose: the ops between two calls of pass() follow
+                          from this, the pool and the batch */
+    const op_kv_t *kv;
+    const op_batch_t *batch;
+    op_batch_t given; /* what the ops are to be given in place of batch: it may
+                         have more rows, and no block tables */
+    int phase;
+} op_pass_t;
 
 typedef struct {
     int n_heads;
@@ -192,6 +211,14 @@ typedef struct {
      * one, and its arrays stay as they are. */
     void (*step)(op_dev_t *dev, const op_batch_t *batch);
 
+    /* In place of step(), for a whole pass:
+     *     while (pass(dev, &p)) { every op of the pass, over p.given }
+     * The ops may be called once, twice, or not at all, where the backend has
+     * recorded them and runs what it recorded; nothing but ops that wait for
+     * nothing may stand there.  Afterwards the rows of the batch are done, bit
+     * for bit as by step() and the ops.  NULL: step() it is. */
+    bool (*pass)(op_dev_t *dev, op_pass_t *pass);
+
     /* 0; or -1 when the device has failed, with what happened in err: then
      * whatever came from it since the last check that was good is void, and so
      * is the device.  Waits for nothing: ask after get(). */
@@ -247,7 +274,7 @@ typedef struct {
      * r is 0 in the others, whose rounding is small beside theirs.
      * F32, F16, BF16 W: acc = fmaf(w, x, acc), inputs ascending.
      * This is the order of `cpu`; `cuda` has one of its own (cuda_linear.h),
-     * over the same integers.
+     * over the same integers, and for F16 and BF16 W takes x in two parts.
      * ref computes in double over dequantised weights and unquantised x: the
      * relative RMS error of a row against it is ≤ 1.5e-2 for quantised
      * weights (1.5e-4 with OP_FINE), ≤ 1e-5 for float ones. */

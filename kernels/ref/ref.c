@@ -122,7 +122,7 @@ ref_memory(op_dev_t *dev)
 {
     (void) dev;
 
-    return (op_memory_t){ 0, 0 };
+    return (op_memory_t){ 0 };
 }
 
 

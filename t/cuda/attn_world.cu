@@ -15,6 +15,10 @@ extern "C" {
 #include <cmocka.h>
 }
 
+#ifdef LLM_CUDA_EMU
+#include "t/shim/options.h"
+#endif
+
 static uint64_t state = 88172645463325252u;
 
 
@@ -23,6 +27,21 @@ gpu_below(int n)
 {
     state = state * 6364136223846793005u + world_seed * 2 + 1;
     return (int) ((state >> 33) % (uint64_t) n);
+}
+
+
+uint64_t
+gpu_schedule(uint64_t seed)
+{
+#ifdef LLM_CUDA_EMU
+    const uint64_t before = shim_options()->seed;
+
+    shim_options()->seed = seed;
+
+    return before;
+#else
+    return seed;
+#endif
 }
 
 
@@ -144,6 +163,8 @@ gpu_open(gpu_world_t *w, const world_shape_t *shape, int max_len)
 
     w->scratch_bytes = cuda_attn_scratch_bytes(&limits);
     w->scratch = gpu_take(w->scratch_bytes, NULL);
+    w->arrived = (unsigned *) gpu_take(cuda_attn_arrived_bytes(&limits), NULL);
+    gpu_must(cudaMemset(w->arrived, 0, cuda_attn_arrived_bytes(&limits)));
     gpu_must(cudaStreamCreate(&w->stream));
 }
 
@@ -155,6 +176,7 @@ gpu_close(gpu_world_t *w)
     gpu_give(w->kv.base);
     gpu_give(w->cos_sin);
     gpu_give(w->scratch);
+    gpu_give(w->arrived);
     free(w->free_pages);
     for (int s = 0; s < WORLD_SEQS; s++) {
         free(w->table[s]);
@@ -254,6 +276,7 @@ gpu_run(gpu_world_t *w, const gpu_rows_t *rows, float *qkv, float *out, int rot,
     call.layer = WORLD_LAYER;
     call.scratch = w->scratch;
     call.scratch_bytes = w->scratch_bytes;
+    call.arrived = w->arrived;
     call.stream = w->stream;
     call.window = w->window;
     call.softcap = w->softcap;

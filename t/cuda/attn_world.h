@@ -32,6 +32,7 @@ typedef struct {
     float *cos_sin; /* device memory */
     void *scratch;  /* device memory */
     size_t scratch_bytes;
+    unsigned *arrived;
     cudaStream_t stream;
 } gpu_world_t;
 
@@ -43,6 +44,10 @@ typedef struct {
     const int32_t *row_start;
     const int32_t *const *tables;
 } gpu_rows_t;
+
+/* The emulation's schedule from now on (LLM_SHIM_SEED); returns the one before.
+ * A GPU has its own. */
+uint64_t gpu_schedule(uint64_t seed);
 
 /* Dies unless CUDA says yes. */
 void gpu_must(cudaError_t result);

@@ -1,12 +1,12 @@
 /*
- * The GPU's KV pool, emulated: RoPE with the bits of the CPU backend, pages
- * that hold what op.h says where cuda_kv.h says, copies of pages in order.
+ * The GPU's KV pool, emulated, or on a GPU (t/gpu.sh): RoPE with the bits of the
+ * CPU backend, pages that hold what op.h says where cuda_kv.h says, copies of
+ * pages in order.
  *
  *   kv_test [name]    SEED in the environment gives the seed
  */
 
 #include "t/cuda/attn_world.h"
-#include "t/shim/options.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -499,15 +499,15 @@ static void
 test_schedules(void **unused)
 {
     static const rope_case_t c = { 4, 2, 96, 96, OP_ROPE_HALVES };
-    const uint64_t before = shim_options()->seed;
+    const uint64_t before = gpu_schedule(0);
 
     (void) unused;
 
     for (int seed = 1; seed < 9; seed++) {
-        shim_options()->seed = (uint64_t) seed;
+        gpu_schedule((uint64_t) seed);
         check_rope(&c);
     }
-    shim_options()->seed = before;
+    gpu_schedule(before);
 }
 
 

@@ -25,7 +25,7 @@ enum { ROWS = 9 };
 /* of the runtime: errors that stay go with it */
 int cudaDeviceReset(void);
 
-static const int dims[] = { 1,   2,   15,  16,   17,  31,  33,  64,
+static const int dims[] = { 1,   2,   15,  16,   17,   31,   33,  64,
                             100, 128, 576, 1023, 1024, 1028, 2049 };
 
 enum { N_DIMS = sizeof(dims) / sizeof(dims[0]) };
@@ -223,6 +223,47 @@ test_memory(void **unused)
 }
 
 
+/* The largest lists that a step may bring take no memory then. */
+static void
+test_lists(void **unused)
+{
+    enum { PAGES = 6, COPIES = 5 };
+    op_err_t err;
+    op_dev_t *opened = open_as(NULL, 0, &err);
+
+    (void) unused;
+    assert_int_equal(cuda_ops.prepare(opened, &limits, &err), 0);
+    assert_int_equal(limits.max_seqs + 1, COPIES);
+
+    const size_t page = cuda_ops.kv_page_bytes(opened, OP_F16, 2, 2, 64);
+    op_kv_t kv = {
+        cuda_ops.alloc(opened, PAGES * page), PAGES, 2, 2, 64, OP_F16
+    };
+    float *x = cuda_ops.alloc(opened, 16 * sizeof(float));
+    float *y = cuda_ops.alloc(opened, 16 * sizeof(float));
+    const size_t before = cuda_ops.memory(opened).free;
+    op_copy_t copies[COPIES];
+    int32_t idx[16];
+
+    for (int i = 0; i < COPIES; i++) {
+        copies[i] = (op_copy_t){ i, i + 1 };
+    }
+    for (int i = 0; i < 16; i++) {
+        idx[i] = 15 - i;
+    }
+
+    cuda_ops.kv_copy(opened, &kv, copies, COPIES);
+    cuda_ops.gather(opened, y, x, idx, 16, 1);
+    assert_true(cuda_ops.memory(opened).free == before);
+    assert_int_equal(cuda_ops.check(opened, &err), 0);
+
+    cuda_ops.free(opened, kv.base, PAGES * page);
+    cuda_ops.free(opened, x, 16 * sizeof(float));
+    cuda_ops.free(opened, y, 16 * sizeof(float));
+    cuda_ops.close(opened);
+}
+
+
 /* A kernel that dies: check() says so from then on, and nothing crashes. */
 static void
 test_failure(void **unused)
@@ -355,8 +396,7 @@ test_gather(void **unused)
         hosted_cuda.gather(dev, y, x, idx, N, dims[i]);
 
         for (int r = 0; r < N; r++) {
-            assert_memory_equal(y + (size_t) r * dim,
-                                x + (size_t) idx[r] * dim,
+            assert_memory_equal(y + (size_t) r * dim, x + (size_t) idx[r] * dim,
                                 dim * sizeof(float));
         }
 
@@ -404,7 +444,8 @@ main(void)
         cmocka_unit_test(test_open),    cmocka_unit_test(test_open_fails),
         cmocka_unit_test(test_limits),  cmocka_unit_test(test_memory),
         cmocka_unit_test(test_rmsnorm), cmocka_unit_test(test_silu),
-        cmocka_unit_test(test_gather),  cmocka_unit_test(test_failure),
+        cmocka_unit_test(test_gather),  cmocka_unit_test(test_lists),
+        cmocka_unit_test(test_failure),
     };
     const uint64_t seed = getenv("SEED") ? strtoull(getenv("SEED"), NULL, 10)
                                          : (uint64_t) time(NULL);

@@ -266,8 +266,7 @@ main(void)
     cmocka_set_message_output(CM_OUTPUT_TAP);
 
     if (open_devices() != 0) {
-        printf("1..0 # SKIP no device\n");
-        return 0;
+        return 1;
     }
 
     const int rc = cmocka_run_group_tests(tests, NULL, NULL);

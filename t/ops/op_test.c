@@ -18,7 +18,7 @@
 #include "t/ops/lib/linear.h"
 
 
-/* want: by order. */
+/* want: by order; NULL: not known. */
 static void
 check_devices(const op_tensor_t *t, const float *x, float *const *want,
               const int *counts, int n_counts)
@@ -27,6 +27,11 @@ check_devices(const op_tensor_t *t, const float *x, float *const *want,
 
     for (int i = 0; i < n_devices; i++) {
         const device_t *d = &devices[i];
+
+        if (want[d->order] == NULL) {
+            continue;
+        }
+
         op_weight_t *w = make_weight(d, t, 1);
 
         for (int k = 0; k < n_counts; k++) {
@@ -46,8 +51,13 @@ static void
 expected_all(const op_tensor_t *t, const float *x, int rows, float **want)
 {
     for (int order = 0; order < N_ORDERS; order++) {
-        want[order] =
-            take(sizeof(float) * (size_t) rows * (size_t) t->n_out);
+        want[order] = NULL;
+
+        if (!is_expected(order, t)) {
+            continue;
+        }
+
+        want[order] = take(sizeof(float) * (size_t) rows * (size_t) t->n_out);
 
         for (int r = 0; r < rows; r++) {
             for (int o = 0; o < t->n_out; o++) {
@@ -311,8 +321,7 @@ near_the_oracle(const device_t *d, const op_tensor_t *t, const float *x,
     float *y = run_linear(d, w, NEAR_OUT, x, NEAR_ROWS);
 
     for (int r = 0; r < NEAR_ROWS; r++) {
-        double e =
-            row_error(want + r * NEAR_OUT, y + r * NEAR_OUT, NEAR_OUT);
+        double e = row_error(want + r * NEAR_OUT, y + r * NEAR_OUT, NEAR_OUT);
 
         if (!(e <= bound)) {
             fail_msg("%s, %s, %d inputs: error %g (seed %llu)", d->ops->name,
@@ -427,7 +436,10 @@ odd_activations_have_the_same_bits(void **state)
 
         for (int o = 0; o < N_OUT; o++) {
             assert_true(want[IN_ONE][o] == 0.0f);
-            assert_true(want[IN_CLASSES][o] == 0.0f);
+
+            if (want[IN_CLASSES] != NULL) {
+                assert_true(want[IN_CLASSES][o] == 0.0f);
+            }
         }
 
         free_all(want);

@@ -1,5 +1,5 @@
 /*
- * What device.h and prim.cuh need beside barriers: shuffles, and asynchronous
+ * What device.h and prim*.cuh need beside barriers: shuffles, and asynchronous
  * copies.  A copy poisons its destination when it is issued, which is when the
  * hardware may begin to overwrite it, and fills it when its group has been
  * waited for, which is when the hardware must have: whoever reads too early or

@@ -16,8 +16,12 @@
 /* from so many columns on, sums are made of two halves */
 #define WIDE 32
 
+/* stands for the library's kernels: one for each type */
+static const char kernels[CUDA_R_16BF + 1] = "";
+
 struct shim_cublas_s {
     cudaStream_t stream;
+    bool workspace;
 };
 
 typedef struct {
@@ -205,7 +209,17 @@ cublasGemmEx(cublasHandle_t handle, cublasOperation_t op_a,
         return status;
     }
 
-    const auto run = [gemm] { multiply(&gemm); };
+    if (!shim_memory_load(kernels + type_a)) {
+        return CUBLAS_STATUS_EXECUTION_FAILED;
+    }
+
+    const auto run = [gemm] {
+        shim_trace("cublasGemmEx");
+        multiply(&gemm);
+    };
+
+    shim_stats.products++;
+    shim_stats.workspaces += !handle->workspace;
 
     return shim_enqueue(handle->stream,
                         { cudaGraphNodeTypeKernel, run, {}, NULL })
@@ -262,6 +276,9 @@ cublasSetStream_v2(cublasHandle_t handle, cudaStream_t stream)
 
     handle->stream = stream;
 
+    /* as the library's manual says */
+    handle->workspace = false;
+
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -273,9 +290,13 @@ cublasSetWorkspace_v2(cublasHandle_t handle, void *workspace, size_t n_bytes)
         return CUBLAS_STATUS_NOT_INITIALIZED;
     }
 
-    return n_bytes == 0 || shim_is_allocated(workspace, n_bytes)
-               ? CUBLAS_STATUS_SUCCESS
-               : CUBLAS_STATUS_INVALID_VALUE;
+    if (n_bytes != 0 && !shim_is_allocated(workspace, n_bytes)) {
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
+
+    handle->workspace = true;
+
+    return CUBLAS_STATUS_SUCCESS;
 }
 
 

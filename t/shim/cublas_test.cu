@@ -193,6 +193,34 @@ failures(void **state)
 }
 
 
+/* A workspace is given, and lost when the stream is set again. */
+static void
+workspaces(void **state)
+{
+    setting_t set = begin();
+    void *lib = dlopen("libcublas.so.13", RTLD_NOW);
+    const auto give = (decltype(&cublasSetWorkspace_v2)) dlsym(
+        lib, "cublasSetWorkspace_v2");
+    void *space = on_device(NULL, 1000);
+    const uint64_t before = shim_stats.workspaces;
+
+    (void) state;
+    assert_int_equal(give(set.handle, space, 1001),
+                     CUBLAS_STATUS_INVALID_VALUE);
+    assert_int_equal(product(&set, 0, 1, CUBLAS_GEMM_DEFAULT), 0);
+    assert_int_equal(shim_stats.workspaces, before + 1);
+    assert_int_equal(give(set.handle, space, 1000), CUBLAS_STATUS_SUCCESS);
+    assert_int_equal(product(&set, 0, 1, CUBLAS_GEMM_DEFAULT), 0);
+    assert_int_equal(shim_stats.workspaces, before + 1);
+    assert_int_equal(set.set_stream(set.handle, set.stream), 0);
+    assert_int_equal(product(&set, 0, 1, CUBLAS_GEMM_DEFAULT), 0);
+    assert_int_equal(shim_stats.workspaces, before + 2);
+    OK(cudaStreamSynchronize(set.stream));
+    OK(cudaFree(space));
+    end(&set);
+}
+
+
 /* The same with device memory out of the host's reach. */
 static void
 protected_runs(void **state)
@@ -209,7 +237,7 @@ main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(results),  TEST(order_of_sums),  TEST(captured),
-        TEST(failures), TEST(protected_runs),
+        TEST(failures), TEST(workspaces), TEST(protected_runs),
     };
 
     cmocka_set_message_output(CM_OUTPUT_TAP);

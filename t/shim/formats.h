@@ -1,5 +1,5 @@
 /*
- * Half-precision and bfloat16 numbers as bits, rounded to nearest even, as the
+ * Half-precision, bfloat16 and TF32 numbers as bits, rounded to nearest, as the
  * conversion instructions of a device do it.  In integer arithmetic: compilers
  * differ in whether they know a type for these numbers.
  */
@@ -96,6 +96,20 @@ shim_f32_to_bf16(float x)
     }
 
     return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
+
+/* An f32 whose low 13 bits are 0; of two as near, the one away from zero. */
+static inline uint32_t
+shim_f32_to_tf32(float x)
+{
+    const uint32_t bits = shim_bits_of(x);
+
+    if ((bits & 0x7fffffff) > 0x7f800000) {
+        return 0x7fffffff;
+    }
+
+    return (bits + 0x1000) & 0xffffe000;
 }
 
 #endif

@@ -7,7 +7,7 @@
 #ifndef T_SHIM_GEMM_CUH
 #define T_SHIM_GEMM_CUH
 
-#include "kernels/cuda/prim.cuh"
+#include "kernels/cuda/prim_mma.cuh"
 
 enum {
     GEMM_TILE = 64,

@@ -106,6 +106,10 @@ shim_launch(const shim_grid_t *launch, cudaStream_t stream,
         error = cudaErrorLaunchOutOfResources;
     }
 
+    if (error == cudaSuccess && !shim_memory_load(grid.kernel)) {
+        error = cudaErrorMemoryAllocation;
+    }
+
     if (error != cudaSuccess) {
         shim_error(error);
         return;
@@ -117,6 +121,7 @@ shim_launch(const shim_grid_t *launch, cudaStream_t stream,
             return;
         }
 
+        shim_trace(grid.name);
         shim_grid_run(&grid);
     };
 
@@ -259,7 +264,19 @@ cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph,
         return error;
     }
 
-    *exec = new shim_exec_s{ graph->ops };
+    size_t n_bytes = 0;
+
+    for (const std::shared_ptr<shim_op_s> &op : graph->ops) {
+        n_bytes += op->type == cudaGraphNodeTypeKernel
+                       ? shim_options()->node_memory
+                       : 0;
+    }
+
+    if (!shim_memory_take(n_bytes)) {
+        return shim_error(cudaErrorMemoryAllocation);
+    }
+
+    *exec = new shim_exec_s{ graph->ops, n_bytes };
 
     return cudaSuccess;
 }
@@ -370,6 +387,7 @@ cudaGraphExecDestroy(cudaGraphExec_t exec)
 {
     shim_entry_t entry;
 
+    shim_memory_give(exec->n_bytes);
     delete exec;
 
     return shim_call_begin();

@@ -381,6 +381,18 @@ bf16_of(uint32_t word, int i)
 
 
 static inline float
+tf32_of(uint32_t word, int)
+{
+    float x;
+
+    word &= 0xffffe000u;
+    shim_move(&x, &word, sizeof(x));
+
+    return x;
+}
+
+
+static inline float
 byte_of(uint32_t word, int i)
 {
     return (int8_t) (word >> 8 * i);
@@ -432,6 +444,19 @@ multiply_bf16(shim_slots_t *slots)
 
 
 static void
+multiply_tf32(shim_slots_t *slots)
+{
+    operands_t operands;
+    float sum[ROWS][COLUMNS];
+
+    check_full(slots);
+    gather(slots, 1, tf32_of, &operands);
+    multiply(&operands, 8, sum);
+    scatter(slots, sum);
+}
+
+
+static void
 multiply_bytes(shim_slots_t *slots)
 {
     operands_t operands;
@@ -474,6 +499,14 @@ shim_mma_16816(shim_half_t type, float d[4], const uint32_t a[4],
                const uint32_t b[2], shim_site_t site)
 {
     meet(type == SHIM_F16 ? multiply_f16 : multiply_bf16, d, a, b, site);
+}
+
+
+void
+shim_mma_tf32_1688(float d[4], const uint32_t a[4], const uint32_t b[2],
+                   shim_site_t site)
+{
+    meet(multiply_tf32, d, a, b, site);
 }
 
 

@@ -1,6 +1,6 @@
 /*
  * Collectives of a whole warp: sums, and what matrix instructions do.  Called
- * by the twins in kernels/cuda/prim.cuh.
+ * by the twins in kernels/cuda/prim*.cuh.
  */
 
 #ifndef T_SHIM_MATRIX_H
@@ -30,6 +30,11 @@ void shim_matrix_rows_transposed(const void *row, const void *rows[8],
 /* d[16, 8] += a[16, 16] · b[16, 8]: products exact, sums in f32, k ascending */
 void shim_mma_16816(shim_half_t type, float d[4], const uint32_t a[4],
                     const uint32_t b[2], shim_site_t site);
+
+/* d[16, 8] += a[16, 8] · b[8, 8]: f32 of which the low 13 bits are not looked
+ * at; products exact, sums in f32, k ascending */
+void shim_mma_tf32_1688(float d[4], const uint32_t a[4], const uint32_t b[2],
+                        shim_site_t site);
 
 /* d[16, 8] += a[16, 32] · b[32, 8], signed bytes, exact */
 void shim_mma_s8_16832(int32_t d[4], const uint32_t a[4], const uint32_t b[2],

@@ -1,6 +1,6 @@
 /*
  * Matrix instructions, asynchronous copies, number formats and bytes: what
- * prim.cuh offers beside CUDA's own language.
+ * prim*.cuh offer beside CUDA's own language.
  */
 
 #include "t/shim/gemm.cuh"
@@ -160,6 +160,69 @@ products_by_hand(void **state)
 }
 
 
+/* TF32: one tile, and the low bits do not count. */
+static __global__ void
+one_tile_tf32(float *c, const uint32_t *a, const uint32_t *b)
+{
+    const int g = threadIdx.x / 4, t = threadIdx.x % 4;
+    uint32_t fa[4], fb[2];
+    float d[4] = { 1, 2, 3, 4 };
+
+    for (int i = 0; i < 4; i++) {
+        fa[i] = a[(g + i % 2 * 8) * 8 + t + i / 2 * 4];
+    }
+
+    for (int i = 0; i < 2; i++) {
+        fb[i] = b[g * 8 + t + i * 4];
+    }
+
+    mma_tf32_1688(d, fa, fb);
+
+    for (int i = 0; i < 4; i++) {
+        c[(g + i / 2 * 8) * 8 + t * 2 + i % 2] = d[i];
+    }
+}
+
+
+static void
+products_tf32(void **state)
+{
+    uint32_t a[16 * 8], b[8 * 8];
+    float c[16 * 8];
+
+    (void) state;
+
+    for (int i = 0; i < 16 * 8; i++) {
+        a[i] = shim_bits_of((float) (i % 13 - 6)) | 0x1fff;
+    }
+
+    for (int i = 0; i < 8 * 8; i++) {
+        b[i] = shim_bits_of((float) (i % 11 - 5)) | 0x1000;
+    }
+
+    void *d[] = { on_device(NULL, sizeof(c)), on_device(a, sizeof(a)),
+                  on_device(b, sizeof(b)) };
+
+    LAUNCH(one_tile_tf32, 1, 32, 0, NULL, (float *) d[0], (uint32_t *) d[1],
+           (uint32_t *) d[2]);
+    from_device(c, d[0], sizeof(c));
+
+    for (int i = 0; i < 16 * 8; i++) {
+        float want = 1 + i / 64 * 2 + i % 2;
+
+        for (int k = 0; k < 8; k++) {
+            want += ((i / 8 * 8 + k) % 13 - 6) * ((i % 8 * 8 + k) % 11 - 5);
+        }
+
+        assert_true(c[i] == want);
+    }
+
+    for (size_t i = 0; i < N_OF(d); i++) {
+        OK(cudaFree(d[i]));
+    }
+}
+
+
 static __global__ void
 transpose(uint16_t *out, const uint16_t *x)
 {
@@ -306,6 +369,14 @@ formats(void **state)
     assert_int_equal(shim_f32_to_bf16(1.01171875f), 0x3f82);
     assert_true(shim_bf16_to_f32(0xc040) == -3.0f);
     assert_true(isnan(shim_bf16_to_f32(shim_f32_to_bf16(NAN))));
+
+    /* a half goes away from zero */
+    assert_int_equal(f32_to_tf32(1.0f), 0x3f800000);
+    assert_int_equal(f32_to_tf32(1.0f + 0x1p-11f), 0x3f802000);
+    assert_int_equal(f32_to_tf32(-1.0f - 0x1p-11f), 0xbf802000);
+    assert_int_equal(f32_to_tf32(1.0f + 0x1.fep-12f), 0x3f800000);
+    assert_int_equal(f32_to_tf32(INFINITY), 0x7f800000);
+    assert_true(isnan(shim_float_of(f32_to_tf32(NAN))));
 }
 
 
@@ -327,6 +398,7 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(products_f16),
         cmocka_unit_test(products_by_hand),
+        cmocka_unit_test(products_tf32),
         cmocka_unit_test(transposed),
         cmocka_unit_test(copies_with_zeros),
         cmocka_unit_test(bytes),

@@ -304,6 +304,60 @@ shim_malloc(void **ptr, size_t n_bytes)
 }
 
 
+bool
+shim_memory_take(size_t n_bytes)
+{
+    if (n_bytes > shim_options()->memory - arena.used) {
+        return false;
+    }
+
+    arena.used += n_bytes;
+
+    return true;
+}
+
+
+void
+shim_memory_give(size_t n_bytes)
+{
+    arena.used -= n_bytes;
+}
+
+
+/* kernels that have taken memory */
+static std::map<const void *, size_t> loaded;
+
+
+bool
+shim_memory_load(const void *kernel)
+{
+    const size_t n_bytes = shim_options()->kernel_memory;
+
+    if (n_bytes == 0 || loaded.count(kernel) != 0) {
+        return true;
+    }
+
+    if (!shim_memory_take(n_bytes)) {
+        return false;
+    }
+
+    loaded[kernel] = n_bytes;
+
+    return true;
+}
+
+
+void
+shim_memory_unload(void)
+{
+    for (const auto &item : loaded) {
+        arena.used -= item.second;
+    }
+
+    loaded.clear();
+}
+
+
 static void
 forget(char *at, size_t n_bytes)
 {

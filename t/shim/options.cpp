@@ -78,8 +78,11 @@ read_all(void)
     options.protect = number("LLM_SHIM_PROTECT", 0) != 0;
     options.apart = number("LLM_SHIM_APART", 0) != 0;
     options.memory = number("LLM_SHIM_MEMORY", (uint64_t) 2 << 30);
+    options.kernel_memory = number("LLM_SHIM_KERNEL_MEMORY", 0);
+    options.node_memory = number("LLM_SHIM_NODE_MEMORY", 0);
     options.device = device == NULL || *device == '\0' ? "80" : device;
     options.no_cublas = cublas != NULL && strcmp(cublas, "none") == 0;
+    options.trace = getenv("LLM_SHIM_TRACE");
     read_failures(getenv("LLM_SHIM_FAIL"));
 
     return options;
@@ -109,4 +112,28 @@ shim_fails(shim_fail_t kind)
     shim_options();
 
     return countdown[kind] != 0 && --countdown[kind] == 0;
+}
+
+
+void
+shim_trace(const char *name)
+{
+    static FILE *file;
+
+    if (shim_options()->trace == NULL) {
+        return;
+    }
+
+    if (file == NULL) {
+        file = fopen(shim_options()->trace, "w");
+    }
+
+    if (file == NULL) {
+        fprintf(stderr, "cuda-shim: cannot write %s\n",
+                shim_options()->trace);
+        exit(2);
+    }
+
+    fprintf(file, "%s\n", name);
+    fflush(file);
 }

@@ -34,12 +34,24 @@ typedef struct {
     /* LLM_SHIM_MEMORY: bytes of the device */
     size_t memory;
 
+    /* LLM_SHIM_KERNEL_MEMORY: bytes of the device that a kernel takes when it
+     * is launched for the first time */
+    size_t kernel_memory;
+
+    /* LLM_SHIM_NODE_MEMORY: the same of each kernel of a graph, for as long as
+     * the graph is there */
+    size_t node_memory;
+
     /* LLM_SHIM_DEVICE: "none", "old" (a driver older than the runtime), or a
      * compute capability as "80" */
     const char *device;
 
     /* LLM_SHIM_CUBLAS=none: there is no library */
     bool no_cublas;
+
+    /* LLM_SHIM_TRACE: a file that gets the name of every kernel and cuBLAS
+     * product that runs, a line each, those of graphs included */
+    const char *trace;
 } shim_options_t;
 
 /* what can be made to fail */
@@ -61,11 +73,16 @@ typedef struct {
     uint64_t copies;
     uint64_t pageable_copies; /* asynchronous ones that are not */
     uint64_t graph_launches;
+    uint64_t products;   /* of cuBLAS, when they were asked for */
+    uint64_t workspaces; /* that it took for them because it was given none */
 } shim_stats_t;
 
 extern shim_stats_t shim_stats;
 
 shim_options_t *shim_options(void);
+
+/* A kernel runs. */
+void shim_trace(const char *name);
 
 /* The nth (from 1) event of the kind from now on fails, once; 0: none.  Also
  * LLM_SHIM_FAIL=malloc:3,async:7. */

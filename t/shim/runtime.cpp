@@ -304,6 +304,7 @@ cudaDeviceReset(void)
     shim_run_all();
     sticky = cudaSuccess;
     last = cudaSuccess;
+    shim_memory_unload();
 
     return absent();
 }

@@ -54,6 +54,7 @@ struct shim_graph_s {
 
 struct shim_exec_s {
     std::vector<std::shared_ptr<shim_op_s>> ops;
+    size_t n_bytes; /* of the device */
 };
 
 /* Holds the lock, lets streams run ahead if the seed says so. */
@@ -89,6 +90,15 @@ bool shim_breaks_capture(void);
 
 /* While operations run, device memory may be touched (nests). */
 void shim_memory_open(void);
+
+/* A kernel is about to be launched: takes what the option kernel_memory says
+ * of the first time.  False: there is not as much. */
+bool shim_memory_load(const void *kernel);
+void shim_memory_unload(void);
+
+/* For a graph, without an address.  False: there is not as much. */
+bool shim_memory_take(size_t n_bytes);
+void shim_memory_give(size_t n_bytes);
 void shim_memory_close(void);
 
 bool shim_on_device(const void *ptr);

@@ -88,6 +88,7 @@ test_defaults(void **state)
     assert_int_equal(conf.threads, 0);
     assert_int_equal(conf.reserved_cpus, 0);
     assert_false(conf.cpu_affinity);
+    assert_true(conf.deterministic);
     assert_int_equal(conf.workers, 8);
     assert_int_equal(conf.n_drafters, 0);
     assert_null(conf.speculative_model);
@@ -262,6 +263,7 @@ test_flags(void **state)
         { "reservation", &conf.reservation },
         { "kv_cache_prefault", &conf.kv_cache_prefault },
         { "cpu_affinity", &conf.cpu_affinity },
+        { "deterministic", &conf.deterministic },
     };
     static const char *const bad[] = { "",    "On", "1",   "0",
                                        "yes", "no", "on ", "offf" };

@@ -62,6 +62,7 @@ typedef struct {
 
 static _Alignas(16) uint8_t tiny_area[AREA_BYTES];
 static const char *tiny_pre = "gpt-2"; /* tokenizer.ggml.pre */
+static op_dtype_t tiny_dtype = OP_Q8_0;
 
 #define TINY_TEMPLATE                                                       \
     "{% for m in messages %}{{ '<|im_end|>' + m['role'] + ':' }}"           \
@@ -85,7 +86,7 @@ tiny_file(char *path)
                        .n_kv_heads = 2,
                        .head_dim = 16,
                        .n_vocab = TINY_VOCAB,
-                       .dtype = OP_Q8_0,
+                       .dtype = tiny_dtype,
                        .seed = 7,
                        .skip = "tokenizer.ggml.tokens" };
     char text[LONG_BYTES + 1];

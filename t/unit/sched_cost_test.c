@@ -1,7 +1,8 @@
 /*
  * The learned cost of a step: what it says before it knows anything, between
- * and beyond its points, under noise; and the loop it is made for, in which a
- * simulated machine is kept below a multiple of its decode step.
+ * and beyond its points, what is certain of it, under noise; and the loop it is
+ * made for, in which a simulated machine is kept below a multiple of its decode
+ * step.
  */
 
 #include <setjmp.h>
@@ -31,6 +32,18 @@ rows(int n)
 }
 
 
+/* One that has its first step behind it, of which nothing may be seen. */
+static cost_t
+warm(void)
+{
+    cost_t cost = { 0 };
+
+    cost_observe(&cost, (cost_step_t){ 3, 1e6 }, 77777);
+
+    return cost;
+}
+
+
 static uint32_t
 random_next(uint32_t *state)
 {
@@ -41,22 +54,51 @@ random_next(uint32_t *state)
 
 
 static void
+expect_nothing(const cost_t *cost)
+{
+    for (int n = 1; n < 9000; n += 1 + n / 3) {
+        assert_true(cost_ns(cost, rows(n)) == 0);
+        assert_true(cost_least_ns(cost, rows(n)) == 0);
+    }
+
+    assert_true(cost_ns(cost, (cost_step_t){ 4096, 1e6 }) == 0);
+    assert_true(cost_least_ns(cost, (cost_step_t){ 4096, 1e6 }) == 0);
+    assert_int_equal(cost_extra(cost, rows(1), 100, 1e6, 500), 500);
+    assert_int_equal(cost_extra(cost, rows(1), 100, 1e6, 0), 0);
+}
+
+
+static void
 test_knows_nothing(void **state)
 {
     const cost_t cost = { 0 };
 
     (void) state;
-    assert_true(cost_ns(&cost, rows(1)) == 0);
-    assert_true(cost_ns(&cost, (cost_step_t){ 4096, 1e6 }) == 0);
-    assert_int_equal(cost_extra(&cost, rows(1), 100, 1e6, 500), 500);
-    assert_int_equal(cost_extra(&cost, rows(1), 100, 1e6, 0), 0);
+    expect_nothing(&cost);
+}
+
+
+/* It touches memory for the first time, and would be taken for the rule: the
+ * next one counts, and it alone. */
+static void
+test_first_step(void **state)
+{
+    cost_t cost = { 0 };
+
+    (void) state;
+    cost_observe(&cost, (cost_step_t){ 4, 5000 }, 1000000);
+    expect_nothing(&cost);
+
+    cost_observe(&cost, rows(4), 1000);
+    assert_true(cost_ns(&cost, rows(4)) == 1000);
+    assert_true(cost_ns(&cost, (cost_step_t){ 4, 5000 }) == 1000);
 }
 
 
 static void
 test_between_and_beyond(void **state)
 {
-    cost_t cost = { 0 };
+    cost_t cost = warm();
 
     (void) state;
     cost_observe(&cost, rows(4), 4000);
@@ -88,11 +130,89 @@ test_every_row_count(void **state)
     (void) state;
 
     for (int n = 1; n <= 1 << 20; n += 1 + n / 7) {
-        cost_t cost = { 0 };
+        cost_t cost = warm();
 
         cost_observe(&cost, rows(n), 1234);
         assert_true(cost_ns(&cost, rows(n)) == 1234);
+        assert_true(cost_least_ns(&cost, rows(n)) == 1234);
     }
+}
+
+
+/* What is certain: rows that were never tried come for nothing. */
+static void
+test_least(void **state)
+{
+    cost_t cost = warm();
+
+    (void) state;
+    cost_observe(&cost, rows(4), 4000);
+    cost_observe(&cost, rows(6), 6000);
+    cost_observe(&cost, rows(100), 100000);
+
+    /* where it was measured */
+    assert_true(cost_least_ns(&cost, rows(4)) == 4000);
+    assert_true(cost_least_ns(&cost, rows(6)) == 6000);
+    assert_true(cost_least_ns(&cost, rows(100)) == 100000);
+
+    /* beyond the last */
+    assert_true(cost_least_ns(&cost, rows(101)) == 100000);
+    assert_true(cost_least_ns(&cost, rows(1000)) == 100000);
+
+    /* one row more, but not two */
+    assert_true(cost_least_ns(&cost, rows(5)) == 4000);
+    assert_true(cost_least_ns(&cost, rows(7)) == 6000);
+    assert_true(cost_least_ns(&cost, rows(8)) == cost_ns(&cost, rows(8)));
+    assert_true(cost_least_ns(&cost, rows(53)) == cost_ns(&cost, rows(53)));
+    assert_true(cost_ns(&cost, rows(5)) == 5000);
+    assert_true(cost_ns(&cost, rows(53)) == 53000);
+
+    /* a row more that was measured takes what it took */
+    cost_observe(&cost, rows(5), 5500);
+    assert_true(cost_least_ns(&cost, rows(5)) == 5500);
+
+    /* below the first */
+    assert_true(cost_least_ns(&cost, rows(3)) == 0);
+    assert_true(cost_ns(&cost, rows(3)) == 4000);
+}
+
+
+/* A point of several numbers of rows is theirs, however they were mixed. */
+static void
+test_least_of_a_cell(void **state)
+{
+    cost_t cost = warm();
+
+    (void) state;
+    cost_observe(&cost, rows(30), 1000);
+    cost_observe(&cost, rows(32), 1000);
+
+    for (int n = 28; n <= 40; n++) {
+        assert_true(cost_least_ns(&cost, rows(n)) == 1000);
+    }
+
+    assert_true(cost_least_ns(&cost, rows(26)) == 0);
+}
+
+
+/* The long steps of prompts do not keep short ones from being tried. */
+static void
+test_least_after_prompts(void **state)
+{
+    cost_t cost = warm();
+
+    (void) state;
+
+    for (int i = 0; i < 20; i++) {
+        cost_observe(&cost, rows(200), 1000000);
+        cost_observe(&cost, rows(256), 1200000);
+    }
+
+    assert_true(cost_least_ns(&cost, rows(1)) == 0);
+    cost_observe(&cost, rows(1), 9000);
+    assert_true(cost_least_ns(&cost, rows(1)) == 9000);
+    assert_true(cost_least_ns(&cost, rows(2)) == 9000);
+    assert_true(cost_least_ns(&cost, rows(3)) > 9000);
 }
 
 
@@ -101,7 +221,7 @@ test_every_row_count(void **state)
 static void
 test_noise(void **state)
 {
-    cost_t cost = { 0 };
+    cost_t cost = warm();
 
     (void) state;
 
@@ -228,8 +348,12 @@ main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_knows_nothing),
+        cmocka_unit_test(test_first_step),
         cmocka_unit_test(test_between_and_beyond),
         cmocka_unit_test(test_every_row_count),
+        cmocka_unit_test(test_least),
+        cmocka_unit_test(test_least_of_a_cell),
+        cmocka_unit_test(test_least_after_prompts),
         cmocka_unit_test(test_noise),
         cmocka_unit_test(test_slope),
         cmocka_unit_test(test_loop),

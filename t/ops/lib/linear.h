@@ -6,6 +6,7 @@
 #ifndef T_OPS_LIB_LINEAR_H
 #define T_OPS_LIB_LINEAR_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -49,6 +50,10 @@ op_tensor_t random_tensor(op_dtype_t dtype, int n_in, int n_out);
 
 op_weight_t *make_weight(const device_t *d, const op_tensor_t *parts,
                          int n_parts);
+
+/* False: tensor cores of a GPU add up as they like (cuda_dense.cu), and only
+ * the emulation's bits are known. */
+bool is_expected(int order, const op_tensor_t *t);
 
 /* Output o for one row, in the order that is documented. */
 float expected(int order, const op_tensor_t *t, int o, const float *x);
