@@ -27,6 +27,38 @@ static int n_requests = N_REQUESTS;
 static uint64_t n_preemptions = 100; /* at least, see least_preemptions */
 
 
+/* What prompts are made of: three beginnings of which each continues the one
+ * before, and questions; and where answers stop. */
+typedef struct {
+    const char *parts[3];
+    const char *questions[5];
+    const char *stops[3];
+} storm_texts_t;
+
+static storm_texts_t texts = {
+    .parts = {
+        "You are a helpful assistant. Answer briefly and politely, and say so "
+        "when you do not know. ",
+        "The user lives in Oslo and is interested in mountains, trains, old "
+        "maps and the history of science. Dates are written day first. ",
+        "Today the museum is closed, the library opens at nine, and the train "
+        "to Bergen leaves at half past ten from platform four. Coffee is "
+        "served at the seats. ",
+    },
+    .questions = {
+        "Where is the station?",
+        "What is a fjord?",
+        "Who was Newton? Begin with the year of his birth.",
+        "1 + 1 =",
+        "When?",
+    },
+    .stops = { ".", ",", " the" },
+};
+
+/* called after each step of a storm, or NULL */
+static void (*watch)(const engine_t *engine);
+
+
 static inline int
 group_of(int i)
 {
@@ -82,47 +114,30 @@ params_of(int i)
 }
 
 
-/* One of three beginnings of which each continues the one before, then a
- * question that some share. */
+/* A beginning, then a question that some share. */
 static inline request_t *
 submit_one(engine_t *engine, int i)
 {
-    static const char *const parts[] = {
-        "You are a helpful assistant. Answer briefly and politely, and say so "
-        "when you do not know. ",
-        "The user lives in Oslo and is interested in mountains, trains, old "
-        "maps and the history of science. Dates are written day first. ",
-        "Today the museum is closed, the library opens at nine, and the train "
-        "to Bergen leaves at half past ten from platform four. Coffee is "
-        "served at the seats. ",
-    };
-    static const char *const questions[] = {
-        "Where is the station?",
-        "What is a fjord?",
-        "Who was Newton? Begin with the year of his birth.",
-        "1 + 1 =",
-        "When?",
-    };
-    static const char *const stops[] = { ".", ",", " the" };
     const int g = group_of(i);
     const int n_parts = is_short(i) ? g % 4 < 3 : 1 + g % 3;
     char prompt[2048];
     size_t n = 0;
 
     for (int k = 0; k < n_parts; k++) {
-        n += (size_t) snprintf(prompt + n, sizeof(prompt) - n, "%s", parts[k]);
+        n += (size_t) snprintf(prompt + n, sizeof(prompt) - n, "%s",
+                               texts.parts[k]);
     }
 
     n += (size_t) snprintf(prompt + n, sizeof(prompt) - n, "%s",
-                           questions[g % 5]);
+                           texts.questions[g % 5]);
 
-    return submit(engine,
-                  &(order_t){ .kind = LLM_REQ_TEXT,
-                              .flags = g % 2 ? LLM_F_STREAM : 0,
-                              .prompt = prompt,
-                              .len = n,
-                              .stop = g % 3 == 1 ? stops[g % 9 / 3] : NULL,
-                              .params = params_of(i) });
+    return submit(
+        engine, &(order_t){ .kind = LLM_REQ_TEXT,
+                            .flags = g % 2 ? LLM_F_STREAM : 0,
+                            .prompt = prompt,
+                            .len = n,
+                            .stop = g % 3 == 1 ? texts.stops[g % 9 / 3] : NULL,
+                            .params = params_of(i) });
 }
 
 
@@ -206,6 +221,10 @@ storm_step(engine_t *engine, const setup_t *setup, random_t *random)
     const bool ran = engine_step(engine);
 
     sched_check(engine->sched);
+
+    if (watch != NULL) {
+        watch(engine);
+    }
 
     return ran || sched_running(engine->sched) > 0
            || sched_waiting(engine->sched) > 0;
