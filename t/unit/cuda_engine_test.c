@@ -1,10 +1,11 @@
 /*
  * The engine over the CUDA backend, emulated (or a GPU's: TEST_CUDA=gpu), with
  * a real model: four requests alone, then all at once with a shared prefix and
- * so few pages that one is preempted.  Tokens and log-probabilities must be
- * the same bit for bit.  And scores of a text are near the CPU backend's.
+ * so few pages that one is preempted, and again with drafts.  Tokens and
+ * log-probabilities must be the same bit for bit.  And scores of a text are
+ * near the CPU backend's.
  *
- * Needs LLM_TEST_MODEL.
+ * Needs LLM_TEST_MODEL.  LLM_TEST_LONG adds the drafts.
  */
 
 #include <math.h>
@@ -42,7 +43,7 @@ static const char *const tails[N_REQUESTS] = { " came home",
                                                " sailed", " had never" };
 
 static uint8_t area[4096];
-static answer_t alone[N_REQUESTS], together[N_REQUESTS];
+static answer_t alone[N_REQUESTS];
 
 
 static uint32_t
@@ -101,8 +102,9 @@ read_answer(request_t *req, answer_t *answer)
 }
 
 
+/* drafters: a setting; NULL: none */
 static engine_t *
-open_engine(const char *memory)
+open_engine(const char *memory, const char *drafters)
 {
     engine_conf_t conf;
     engine_t *engine;
@@ -119,6 +121,11 @@ open_engine(const char *memory)
     conf.log_level = LOG_WARN;
     snprintf(word, sizeof(word), "kv_cache_memory=%s", memory);
     assert_int_equal(engine_conf_set(&conf, word, &err), LLM_OK);
+
+    if (drafters != NULL) {
+        assert_int_equal(engine_conf_set(&conf, drafters, &err), LLM_OK);
+        conf.num_speculative_tokens = 3;
+    }
 
     if (engine_open(&conf, &engine, &err) != LLM_OK) {
         fail_msg("%s", err.text);
@@ -144,7 +151,7 @@ static void
 run_alone(answer_t *answers)
 {
     for (int i = 0; i < N_REQUESTS; i++) {
-        engine_t *engine = open_engine("4m");
+        engine_t *engine = open_engine("4m", NULL);
         request_t *req = submit(engine, i);
 
         while (!req->finished) {
@@ -158,15 +165,11 @@ run_alone(answer_t *answers)
 }
 
 
+/* All at once; each must answer as it did alone. */
 static void
-test_together(void **unused)
+ask_together(engine_t *engine)
 {
-    /* 6 pages: the prefix has one, each request begins with one or two more,
-     * and each wants a third */
-    engine_t *engine = open_engine("2200k");
     request_t *reqs[N_REQUESTS];
-
-    (void) unused;
 
     for (int i = 0; i < N_REQUESTS; i++) {
         reqs[i] = submit(engine, i);
@@ -178,23 +181,58 @@ test_together(void **unused)
     }
 
     for (int i = 0; i < N_REQUESTS; i++) {
+        answer_t together;
+
         assert_true(reqs[i]->finished);
-        read_answer(reqs[i], &together[i]);
+        read_answer(reqs[i], &together);
         request_destroy(reqs[i]);
-    }
 
-    print_message("# %d preemptions\n", (int) sched_preemptions(engine->sched));
-    assert_true(sched_preemptions(engine->sched) > 0);
-    engine_close(engine);
-    run_alone(alone);
-
-    for (int i = 0; i < N_REQUESTS; i++) {
         for (int k = 0; k < N_TOKENS; k++) {
-            assert_int_equal(alone[i].token[k], together[i].token[k]);
+            assert_int_equal(alone[i].token[k], together.token[k]);
         }
 
-        assert_memory_equal(&alone[i], &together[i], sizeof(answer_t));
+        assert_memory_equal(&alone[i], &together, sizeof(answer_t));
     }
+}
+
+
+/* Pages so few that somebody is preempted: 6 of them; the prefix has one, each
+ * request begins with one or two more, and each wants a third. */
+static void
+test_together(void **unused)
+{
+    engine_t *engine = open_engine("2200k", NULL);
+
+    (void) unused;
+    run_alone(alone);
+    ask_together(engine);
+    print_message("# %d preemptions\n", (int) sched_preemptions(engine->sched));
+    assert_true(sched_preemptions(engine->sched) > 0);
+    assert_true(sched_hits(engine->sched)->hits > 0);
+    engine_close(engine);
+}
+
+
+/* The first time most drafts are wrong, the second time they are what has been
+ * answered. */
+static void
+test_drafts(void **unused)
+{
+    engine_t *engine = open_engine("2200k", "speculative=suffix,ngram:1:3");
+    const llm_stats_t *stats = engine->stats;
+
+    (void) unused;
+    ask_together(engine);
+    ask_together(engine);
+
+    const uint64_t tokens = llm_stats_get(&stats->spec_draft_tokens);
+    const uint64_t accepted = llm_stats_get(&stats->spec_accepted);
+
+    print_message("# %d of %d drafts right, %d preemptions\n", (int) accepted,
+                  (int) tokens, (int) sched_preemptions(engine->sched));
+    assert_true(accepted > N_TOKENS && accepted < tokens);
+    assert_true(sched_preemptions(engine->sched) > 0);
+    engine_close(engine);
 }
 
 
@@ -296,6 +334,11 @@ main(void)
         cmocka_unit_test(test_as_near_as_the_cpu),
         cmocka_unit_test(test_together),
     };
+    const struct CMUnitTest more[] = {
+        cmocka_unit_test(test_as_near_as_the_cpu),
+        cmocka_unit_test(test_together),
+        cmocka_unit_test(test_drafts),
+    };
 
     if (getenv("LLM_TEST_MODEL") == NULL) {
         printf("1..0 # SKIP LLM_TEST_MODEL names no model\n");
@@ -310,5 +353,7 @@ main(void)
 
     cmocka_set_message_output(CM_OUTPUT_TAP);
 
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return getenv("LLM_TEST_LONG") != NULL
+               ? cmocka_run_group_tests(more, NULL, NULL)
+               : cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,8 @@
 /*
  * An engine on the emulated GPU when things go wrong: no GPU that works, one
- * with too little memory, one that dies at work; and that a tiny model's
- * answers do not depend on who else asks.
+ * with too little memory, one that dies at work, one that two engines share;
+ * and that a tiny model's answers do not depend on who else asks, nor on the
+ * order of the GPU's threads.
  */
 
 #include "t/unit/engine_tiny.h"
@@ -14,9 +15,9 @@ enum { N_ASKED = 6, N_WANTED = 24 };
 int cudaDeviceReset(void);
 
 static const char *const texts[N_ASKED] = {
-    "a",  "the cat sat on the mat and then",
+    "a",   "the cat sat on the mat and then",
     "b c", "one two three four five six seven eight nine ten eleven",
-    "zz", "the cat sat on the mat and left"
+    "zz",  "the cat sat on the mat and left"
 };
 
 
@@ -144,9 +145,9 @@ answer_of(const request_t *req, buf_t *out)
 
         memcpy(&len, req->out.data + pos, sizeof(len));
         pos += sizeof(len);
-        assert_int_equal(llm_record_decode((uint8_t *) req->out.data + pos, len,
-                                           &record),
-                         0);
+        assert_int_equal(
+            llm_record_decode((uint8_t *) req->out.data + pos, len, &record),
+            0);
         pos += len;
 
         while (record.type == LLM_REC_DELTA
@@ -181,15 +182,14 @@ run_alone(int i, int budget, buf_t *out)
 }
 
 
+/* All at once; each must answer as it did alone. */
 static void
-test_exact(void **unused)
+ask_together(const buf_t *want)
 {
     static const char *const words[] = { "device=cuda", "kv_cache_memory=1m",
                                          "max_num_batched_tokens=24", NULL };
     engine_t *engine = tiny_engine(words);
     request_t *reqs[N_ASKED];
-
-    (void) unused;
 
     for (int i = 0; i < N_ASKED; i++) {
         reqs[i] = submit(engine, i);
@@ -203,20 +203,95 @@ test_exact(void **unused)
 
         assert_true(reqs[i]->finished);
         answer_of(reqs[i], &got);
-
-        for (int budget = 16; budget <= 64; budget += 48) {
-            buf_t want = { 0 };
-
-            run_alone(i, budget, &want);
-            assert_memory_equal(got.data, want.data, N_WANTED * 8);
-            buf_fini(&want);
-        }
-
+        assert_memory_equal(got.data, want[i].data, N_WANTED * 8);
         buf_fini(&got);
         request_destroy(reqs[i]);
     }
 
     engine_close(engine);
+}
+
+
+static void
+test_exact(void **unused)
+{
+    shim_options_t *shim = shim_options();
+    buf_t want[N_ASKED] = { { 0 } };
+
+    (void) unused;
+
+    for (int i = 0; i < N_ASKED; i++) {
+        buf_t other = { 0 };
+
+        run_alone(i, 64, &want[i]);
+        run_alone(i, 16, &other);
+        assert_memory_equal(other.data, want[i].data, N_WANTED * 8);
+        buf_fini(&other);
+    }
+
+    /* threads and streams in any order, two workers, and device memory that
+     * the host cannot touch */
+    for (int seed = 0; seed <= 3; seed++) {
+        shim->seed = (uint64_t) seed;
+        shim->workers = 1 + seed % 2;
+        shim->protect = seed == 2;
+        ask_together(want);
+    }
+
+    shim->seed = 0;
+    shim->workers = 1;
+    shim->protect = false;
+
+    for (int i = 0; i < N_ASKED; i++) {
+        buf_fini(&want[i]);
+    }
+}
+
+
+/* Two engines on one GPU: neither notices the other, and when one has gone the
+ * GPU has its memory back. */
+static void
+test_two_engines(void **unused)
+{
+    static const char *const words[] = { "device=cuda:0", "kv_cache_memory=1m",
+                                         NULL };
+    buf_t want = { 0 };
+    engine_t *engines[2];
+    request_t *reqs[2];
+
+    (void) unused;
+    run_alone(1, 64, &want);
+    engines[0] = tiny_engine(words);
+
+    const op_table_t *ops = engines[0]->ops;
+    const size_t before = ops->memory(engines[0]->dev).free;
+
+    engines[1] = tiny_engine(words);
+    assert_true(ops->memory(engines[0]->dev).free < before);
+
+    for (int i = 0; i < 2; i++) {
+        reqs[i] = submit(engines[i], 1);
+    }
+
+    for (bool busy = true; busy;) {
+        busy = engine_step(engines[0]);
+        busy |= engine_step(engines[1]);
+    }
+
+    for (int i = 0; i < 2; i++) {
+        buf_t got = { 0 };
+
+        assert_true(reqs[i]->finished);
+        answer_of(reqs[i], &got);
+        assert_memory_equal(got.data, want.data, N_WANTED * 8);
+        buf_fini(&got);
+        request_destroy(reqs[i]);
+    }
+
+    engine_close(engines[1]);
+    assert_int_equal(ops->memory(engines[0]->dev).free, before);
+    engine_close(engines[0]);
+    buf_fini(&want);
 }
 
 
@@ -241,8 +316,7 @@ test_launches(void **unused)
     engine_step(engine);
     print_message("# %d launches in a step of %d layers\n",
                   (int) (shim_stats.launches - before), n_layers);
-    assert_true(shim_stats.launches - before
-                <= 5 + 6 * (uint64_t) n_layers);
+    assert_true(shim_stats.launches - before <= 5 + 6 * (uint64_t) n_layers);
     run_all(engine);
     request_destroy(req);
     engine_close(engine);
@@ -253,11 +327,9 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_fallback),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_exact),
-        cmocka_unit_test(test_launches),
-        cmocka_unit_test(test_failure),
+        cmocka_unit_test(test_fallback), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_exact),    cmocka_unit_test(test_two_engines),
+        cmocka_unit_test(test_launches), cmocka_unit_test(test_failure),
     };
 
     cmocka_set_message_output(CM_OUTPUT_TAP);

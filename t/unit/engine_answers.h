@@ -30,10 +30,25 @@ typedef struct {
     float top[N_TOKENS][TOP];
     uint32_t finish;
     uint32_t text_len;
-    char text[512];
+    char text[8192];
     uint32_t cached; /* this and what follows is not compared */
     uint32_t prompt;
 } answer_t;
+
+/* The model that is asked, and where it runs. */
+typedef struct {
+    const char *model;  /* NULL: LLM_TEST_MODEL */
+    const char *draft;  /* a model that drafts for it; NULL: itself */
+    const char *device; /* NULL: the default */
+    int seqs;           /* max_num_seqs */
+    int n_vocab;
+    int kv_values; /* of a token, K and V of all layers */
+} subject_t;
+
+/* SmolLM2-135M: 30 layers of 3 KV heads of 64 */
+static subject_t subject = { .seqs = 24,
+                             .n_vocab = 49152,
+                             .kv_values = 30 * 3 * 2 * 64 };
 
 typedef struct {
     bool caching;
@@ -70,10 +85,12 @@ open_engine(const setup_t *setup)
     char word[64], value[32];
 
     engine_conf_init(&conf);
-    conf.model = getenv("LLM_TEST_MODEL");
+    conf.model =
+        subject.model != NULL ? subject.model : getenv("LLM_TEST_MODEL");
+    conf.device = subject.device != NULL ? subject.device : conf.device;
     conf.threads = 2;
     conf.max_num_batched_tokens = setup->budget;
-    conf.max_num_seqs = 24;
+    conf.max_num_seqs = subject.seqs;
     conf.max_model_len = setup->max_len;
     conf.kv_cache_dtype = (int) setup->dtype;
     conf.log_level = LOG_WARN;
@@ -93,14 +110,13 @@ open_engine(const setup_t *setup)
     conf.test_drafter = setup->drafter;
 
     if (setup->pages > 0) {
-        /* SmolLM2-135M: 30 layers of 3 KV heads of 64, K and V; a block of 32
-         * takes 64 bytes or 34 */
+        /* 32 values take 64 bytes or 34 */
         const int block = setup->dtype == OP_F16 ? 64 : 34;
 
-        /* the draft model is the model itself */
+        /* the draft model has the same shape */
         const int n = setup->pages * (setup->draft_model != NULL ? 2 : 1);
 
-        sprintf(value, "%d", n * 30 * 3 * 2 * 16 * 2 * block);
+        sprintf(value, "%d", n * 16 * subject.kv_values / 32 * block);
         set_word(&conf, word, "kv_cache_memory", value);
     }
 

@@ -27,6 +27,38 @@ static int n_requests = N_REQUESTS;
 static uint64_t n_preemptions = 100; /* at least, see least_preemptions */
 
 
+/* What prompts are made of: three beginnings of which each continues the one
+ * before, and questions; and where answers stop. */
+typedef struct {
+    const char *parts[3];
+    const char *questions[5];
+    const char *stops[3];
+} storm_texts_t;
+
+static storm_texts_t texts = {
+    .parts = {
+        "You are a helpful assistant. Answer briefly and politely, and say so "
+        "when you do not know. ",
+        "The user lives in Oslo and is interested in mountains, trains, old "
+        "maps and the history of science. Dates are written day first. ",
+        "Today the museum is closed, the library opens at nine, and the train "
+        "to Bergen leaves at half past ten from platform four. Coffee is "
+        "served at the seats. ",
+    },
+    .questions = {
+        "Where is the station?",
+        "What is a fjord?",
+        "Who was Newton? Begin with the year of his birth.",
+        "1 + 1 =",
+        "When?",
+    },
+    .stops = { ".", ",", " the" },
+};
+
+/* called after each step of a storm, or NULL */
+static void (*watch)(const engine_t *engine);
+
+
 static inline int
 group_of(int i)
 {
@@ -82,47 +114,30 @@ params_of(int i)
 }
 
 
-/* One of three beginnings of which each continues the one before, then a
- * question that some share. */
+/* A beginning, then a question that some share. */
 static inline request_t *
 submit_one(engine_t *engine, int i)
 {
-    static const char *const parts[] = {
-        "You are a helpful assistant. Answer briefly and politely, and say so "
-        "when you do not know. ",
-        "The user lives in Oslo and is interested in mountains, trains, old "
-        "maps and the history of science. Dates are written day first. ",
-        "Today the museum is closed, the library opens at nine, and the train "
-        "to Bergen leaves at half past ten from platform four. Coffee is "
-        "served at the seats. ",
-    };
-    static const char *const questions[] = {
-        "Where is the station?",
-        "What is a fjord?",
-        "Who was Newton? Begin with the year of his birth.",
-        "1 + 1 =",
-        "When?",
-    };
-    static const char *const stops[] = { ".", ",", " the" };
     const int g = group_of(i);
     const int n_parts = is_short(i) ? g % 4 < 3 : 1 + g % 3;
     char prompt[2048];
     size_t n = 0;
 
     for (int k = 0; k < n_parts; k++) {
-        n += (size_t) snprintf(prompt + n, sizeof(prompt) - n, "%s", parts[k]);
+        n += (size_t) snprintf(prompt + n, sizeof(prompt) - n, "%s",
+                               texts.parts[k]);
     }
 
     n += (size_t) snprintf(prompt + n, sizeof(prompt) - n, "%s",
-                           questions[g % 5]);
+                           texts.questions[g % 5]);
 
-    return submit(engine,
-                  &(order_t){ .kind = LLM_REQ_TEXT,
-                              .flags = g % 2 ? LLM_F_STREAM : 0,
-                              .prompt = prompt,
-                              .len = n,
-                              .stop = g % 3 == 1 ? stops[g % 9 / 3] : NULL,
-                              .params = params_of(i) });
+    return submit(
+        engine, &(order_t){ .kind = LLM_REQ_TEXT,
+                            .flags = g % 2 ? LLM_F_STREAM : 0,
+                            .prompt = prompt,
+                            .len = n,
+                            .stop = g % 3 == 1 ? texts.stops[g % 9 / 3] : NULL,
+                            .params = params_of(i) });
 }
 
 
@@ -133,7 +148,7 @@ run_alone(op_dtype_t dtype, answer_t *answers)
         .chunked = true, .budget = 512, .max_len = MAX_LEN, .dtype = dtype
     };
     engine_t *engine = open_engine(&plain);
-    int n_short = 0, n_stopped = 0, n_same = 0, n_tokens = 0;
+    int n_short = 0, n_fit = 0, n_stopped = 0, n_same = 0, n_tokens = 0;
 
     for (int i = 0; i < n_requests; i++) {
         const int cap = (int) params_of(i).max_tokens;
@@ -143,9 +158,10 @@ run_alone(op_dtype_t dtype, answer_t *answers)
         assert_int_equal(answers[i].cached, 0);
         assert_true(answers[i].n <= cap);
         n_tokens += answers[i].n;
+        n_short += is_short(i);
 
         if ((int) answers[i].prompt + cap <= SHORT_LEN) {
-            n_short += is_short(i);
+            n_fit += is_short(i);
         } else {
             assert_false(is_short(i));
         }
@@ -159,10 +175,10 @@ run_alone(op_dtype_t dtype, answer_t *answers)
            n_stopped, n_same);
 
     /* seeds matter, and not everything runs to its limit */
-    assert_int_equal(n_short, n_requests / 2);
+    assert_true(n_fit == n_short && n_short >= n_requests / 2);
     assert_true(n_tokens > 5 * n_requests);
     assert_true(n_stopped >= n_requests / 16);
-    assert_true(n_same < n_requests / 6);
+    assert_true(6 * n_same < n_requests);
     assert_int_equal(llm_stats_get(&engine->stats->prefix_hits), 0);
     close_idle(engine);
 }
@@ -206,6 +222,10 @@ storm_step(engine_t *engine, const setup_t *setup, random_t *random)
     const bool ran = engine_step(engine);
 
     sched_check(engine->sched);
+
+    if (watch != NULL) {
+        watch(engine);
+    }
 
     return ran || sched_running(engine->sched) > 0
            || sched_waiting(engine->sched) > 0;

@@ -63,6 +63,7 @@ typedef struct {
 static _Alignas(16) uint8_t tiny_area[AREA_BYTES];
 static const char *tiny_pre = "gpt-2"; /* tokenizer.ggml.pre */
 static op_dtype_t tiny_dtype = OP_Q8_0;
+static int tiny_head_dim = 16;
 
 #define TINY_TEMPLATE                                                       \
     "{% for m in messages %}{{ '<|im_end|>' + m['role'] + ':' }}"           \
@@ -84,7 +85,7 @@ tiny_file(char *path)
                        .n_ff = 96,
                        .n_heads = 4,
                        .n_kv_heads = 2,
-                       .head_dim = 16,
+                       .head_dim = tiny_head_dim,
                        .n_vocab = TINY_VOCAB,
                        .dtype = tiny_dtype,
                        .seed = 7,
