@@ -185,10 +185,8 @@ draw(samp_t *samp, const samp_params_t *params, const cand_row_t *row, float u)
 }
 
 
-/* The logit below which nothing is drawn: by min_p, and where there is no
- * weight any more. */
-static float
-row_floor(const samp_params_t *params, const cand_row_t *row)
+float
+samp_depth(const samp_params_t *params)
 {
     float depth = MATH_WEIGHT_FLOOR;
 
@@ -199,9 +197,15 @@ row_floor(const samp_params_t *params, const cand_row_t *row)
         depth = (float) math_log(params->min_p);
     }
 
-    depth = depth > MATH_WEIGHT_FLOOR ? depth : MATH_WEIGHT_FLOOR;
+    return depth > MATH_WEIGHT_FLOOR ? depth : MATH_WEIGHT_FLOOR;
+}
 
-    const float floor = row->max + depth * row->temperature;
+
+/* The logit below which nothing is drawn. */
+static float
+row_floor(const samp_params_t *params, const cand_row_t *row)
+{
+    const float floor = row->max + samp_depth(params) * row->temperature;
 
     /* −∞ is never drawn */
     return floor >= -FLT_MAX ? floor : -FLT_MAX;

@@ -77,6 +77,10 @@ size_t samp_bytes(int n_vocab);
 samp_t *samp_create(int n_vocab);
 void samp_destroy(samp_t *samp);
 
+/* At most how many times the temperature below the largest logit a token may be
+ * to be drawn, negative: by min_p, and where there is no weight any more. */
+float samp_depth(const samp_params_t *params);
+
 /* True if any penalty is on. */
 bool samp_needs_state(const samp_params_t *params);
 
