@@ -304,7 +304,8 @@ draw_late(engine_t *engine, const batch_out_t *out, float *logits, int i)
 
 /* --- opening --- */
 
-/* All of a context may have been seen, and many rows be biased a little. */
+/* All of a context may have been seen, and more in a call where rows have less:
+ * what does not fit one goes with the next. */
 static int
 max_adjusts(const engine_t *engine)
 {
@@ -312,7 +313,7 @@ max_adjusts(const engine_t *engine)
     const int most =
         engine->max_model_len < n_vocab ? engine->max_model_len : n_vocab;
 
-    return most + (engine->max_out + 1) * OP_BIAS_MAX;
+    return most + 4 * OP_BIAS_MAX + engine->max_out * (OP_BIAS_MAX / 4);
 }
 
 

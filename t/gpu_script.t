@@ -43,7 +43,7 @@ my ($status, $result, $step) = run();
 
 is $status, 0, 'all is well';
 is $step->{$_}{status}, 'passed', "$_ passed" for @steps;
-is_deeply [sort keys %$step], [sort @steps, 'batches'], 'and nothing else ran';
+is_deeply [sort keys %$step], [sort @steps, 'batches', 'draws'], 'and nothing else ran';
 is scalar @{$result->{speed}}, 1, 'a speed';
 cmp_ok $result->{speed}[0]{tokens_per_s}, '>', 0, 'in tokens';
 cmp_ok $result->{speed}[0]{gb_per_s}, '>', 0, 'and in bytes';

@@ -270,7 +270,7 @@ draw_token(draw_shared_t *s, const op_draw_t *draw, draw_row_t *row,
            draw_sum_t all)
 {
     const float floor = row->max + draw->depth * draw->temperature;
-    draw_sum_t goal = { ~0u, ~0ull };
+    draw_units_t key = 0;
 
     /* below the depth of no weight there is nothing to draw either way */
     if (all.count == 0 || draw->temperature != 1.0f
@@ -281,20 +281,26 @@ draw_token(draw_shared_t *s, const op_draw_t *draw, draw_row_t *row,
         all = draw_fill(s, row);
     }
 
-    if (draw->top_k > 0 && (unsigned) draw->top_k < all.count) {
-        goal.count = (unsigned) draw->top_k;
-        draw_find(s, row, &goal, &all);
-        goal.count = ~0u;
+    /* top_k, top_p, the draw: each a share of what the one before left */
+#pragma unroll 1
+    for (int step = 0; step < 3; step++) {
+        draw_sum_t goal = { ~0u, ~0ull };
+
+        if (step == 2) {
+            goal.units = share_of(all.units, draw->u, true);
+        } else if (step == 1 && draw->top_p < 1.0f) {
+            goal.units = share_of(all.units, draw->top_p, false);
+        } else if (step == 0 && draw->top_k > 0
+                   && (unsigned) draw->top_k < all.count) {
+            goal.count = (unsigned) draw->top_k;
+        } else {
+            continue;
+        }
+
+        key = draw_find(s, row, &goal, &all);
     }
 
-    if (draw->top_p < 1.0f) {
-        goal.units = share_of(all.units, draw->top_p, false);
-        draw_find(s, row, &goal, &all);
-    }
-
-    goal.units = share_of(all.units, draw->u, true);
-
-    return draw_id(draw_find(s, row, &goal, &all));
+    return draw_id(key);
 }
 
 

@@ -403,8 +403,8 @@ typedef struct {
 
     /* Log-probabilities of rows of logits, and tokens drawn from them; waits.
      * All is exact, so it is done in any order with the same bits:
-     *   weight of x: e^((x − max) / temperature), by the formula of exp in
-     *     sampler.h, rounded to a multiple of 2^-34;
+     *   weight of x: e^((x − max) / temperature), by the formula of exp of
+     *     the engine's sampler, rounded to a multiple of 2^-34;
      *   log-probability: x − max − log(sum of weights at temperature 1), at
      *     least −9999, from the logits as they were given;
      *   OP_DRAW: adjusts (bias in the list's order, masks, then for each token
