@@ -223,7 +223,8 @@ $(filter %_test,$(OPS)): $(BUILD)/t/ops/%_test: $(BUILD)/t/ops/%_test.o \
 
 # what t/gpu.sh runs on a GPU; tests that look into the emulation stay here
 GPU_TESTS := $(addprefix build-gpu/t/,$(addprefix ops/,op_test fine_test \
-             weight_test) cuda/attn_test cuda/kv_test unit/cuda_engine_test)
+             weight_test) cuda/attn_test cuda/kv_test unit/cuda_engine_test \
+             unit/cuda_draw_test)
 
 gpu-tests:
 	$(MAKE) BUILD=build-gpu TEST_CUDA=gpu CUDA=1 build-gpu/llm-engine $(GPU_TESTS)

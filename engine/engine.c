@@ -13,6 +13,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/budget.h"
+#include "engine/draw.h"
 #include "engine/emit.h"
 #include "engine/intake.h"
 #include "engine/intake_thread.h"
@@ -214,7 +215,11 @@ static int
 open_pages(engine_t *engine, llm_err_t *err)
 {
     const engine_conf_t *conf = &engine->conf;
-    int rc = budget_pages(engine, err);
+    int rc = draw_reserve(engine, err);
+
+    if (rc == LLM_OK) {
+        rc = budget_pages(engine, err);
+    }
 
     if (rc != LLM_OK) {
         return rc;
@@ -230,19 +235,15 @@ open_pages(engine_t *engine, llm_err_t *err)
         return rc;
     }
 
-    bool samplers = true;
+    rc = draw_open(engine, err);
 
-    for (int i = 0; i < engine->n_samplers && samplers; i++) {
-        engine->samplers[i] = samp_create(model_config(engine->model)->n_vocab);
-        samplers = engine->samplers[i] != NULL;
+    if (rc != LLM_OK) {
+        return rc;
     }
 
-    engine->results = calloc((size_t) engine->max_out, sizeof(samp_result_t));
-
-    if (!samplers || engine->results == NULL
-        || batch_init(&engine->batch, conf->max_num_batched_tokens,
-                      conf->max_num_seqs)
-               != LLM_OK)
+    if (batch_init(&engine->batch, conf->max_num_batched_tokens,
+                   conf->max_num_seqs)
+        != LLM_OK)
     {
         return llm_err_set(err, LLM_NOMEM, NULL, "no memory for the batch");
     }
@@ -331,11 +332,7 @@ engine_close(engine_t *engine)
     speculate_close(engine);
     batch_fini(&engine->batch);
 
-    for (int i = 0; i < engine->n_samplers; i++) {
-        samp_destroy(engine->samplers[i]);
-    }
-
-    free(engine->results);
+    draw_close(engine);
     sched_destroy(engine->sched);
     kv_prefix_destroy(engine->prefix);
     kv_pool_destroy(engine->pool);

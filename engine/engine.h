@@ -29,6 +29,7 @@ enum { ENGINE_SAMPLERS_MAX = 8 };
 
 typedef struct engine_s engine_t;
 typedef struct speculate_s speculate_t;
+typedef struct draw_queue_s draw_queue_t;
 
 /* Scratch of whoever prepares a request: one at a time does. */
 typedef struct {
@@ -62,6 +63,7 @@ struct engine_s {
     int n_samplers; /* threads that draw at once: ≤ the backend's */
     samp_t *samplers[ENGINE_SAMPLERS_MAX];
     samp_result_t *results; /* [max_out] */
+    draw_queue_t *draws;    /* NULL: the backend does not draw */
 
     list_t requests;
     int n_fresh;     /* of them to be generated and never scheduled yet */

@@ -4,10 +4,10 @@
  * scored.
  *
  * All rows of a block of logits are drawn before the first of them is emitted,
- * so that the backend's threads can share them, and a few looks at the clock
- * tell the two apart.  No row depends on what another one of its block emits:
- * a sequence has one row that samples, and scores depend on the prompt alone.
- * A draw reads the engine's state and writes its row and its result only.
+ * so that the backend can do them all at once (draw.h), and a few looks at the
+ * clock tell the two apart.  No row depends on what another one of its block
+ * emits: a sequence has one row that samples, and scores depend on the prompt
+ * alone.
  *
  * Drafts are verified like this: the row of each is drawn as if all before it
  * were right; the token that is drawn at a position is what the answer has
@@ -20,77 +20,9 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
+#include "engine/draw.h"
 #include "engine/emit.h"
 #include "engine/tally.h"
-
-
-typedef struct {
-    const engine_t *engine;
-    const batch_out_t *outs;
-    float *logits;
-    int n;
-} draw_job_t;
-
-
-static void
-draw_row(samp_t *samp, const batch_out_t *out, float *logits,
-         samp_result_t *result)
-{
-    const request_t *req = out->seq->owner;
-
-    if (!out->sample) {
-        samp_score(samp, logits, req->seq.tokens[out->position + 1],
-                   req->samp.top_logprobs, result);
-        return;
-    }
-
-    if (req->max_tokens > 0) {
-        const int position = out->position + 1; /* of the token */
-
-        samp_sample(samp, &req->samp, req->samp_state, logits,
-                    position - req->seq.n_prompt, (uint64_t) position, result);
-    }
-}
-
-
-/* Must the tokens of the rows before it be known? */
-static bool
-drawn_late(const batch_out_t *out)
-{
-    const request_t *req = out->seq->owner;
-
-    return out->verify && req->samp_state != NULL
-           && out->position > out->seq->executed;
-}
-
-
-/* Rows in turn: neighbours often want the same kind of work. */
-static void
-draw_share(void *arg, int share, int n_shares)
-{
-    const draw_job_t *job = arg;
-    const engine_t *engine = job->engine;
-    const size_t n_vocab = (size_t) model_config(engine->model)->n_vocab;
-    const int n = n_shares < engine->n_samplers ? n_shares : engine->n_samplers;
-
-    for (int i = share; share < n && i < job->n; i += n) {
-        if (!drawn_late(&job->outs[i])) {
-            draw_row(engine->samplers[share], &job->outs[i],
-                     job->logits + (size_t) i * n_vocab, &engine->results[i]);
-        }
-    }
-}
-
-
-static void
-draw_rows(engine_t *engine, draw_job_t *job)
-{
-    if (job->n > 1 && engine->n_samplers > 1) {
-        engine->ops->parallel(engine->dev, draw_share, job);
-    } else {
-        draw_share(job, 0, 1);
-    }
-}
 
 
 static void
@@ -130,11 +62,12 @@ device_failed(engine_t *engine)
 }
 
 
-/* A row of a sequence with drafts: the i-th counts if i of them were right. */
+/* Row `row` of a block, of a sequence with drafts: the i-th counts if i of them
+ * were right. */
 static void
-verify_row(engine_t *engine, const batch_out_t *out, float *logits,
-           samp_result_t *result)
+verify_row(engine_t *engine, const batch_out_t *out, float *logits, int row)
 {
+    const samp_result_t *result = &engine->results[row];
     request_t *req = out->seq->owner;
     seq_t *seq = out->seq;
     const int i = out->position - seq->executed;
@@ -143,8 +76,12 @@ verify_row(engine_t *engine, const batch_out_t *out, float *logits,
         return;
     }
 
-    if (drawn_late(out)) {
-        draw_row(engine->samplers[0], out, logits, result);
+    if (draw_waits(out)) {
+        draw_late(engine, out, logits, row);
+
+        if (device_failed(engine)) {
+            return;
+        }
     }
 
     if (i == 0) {
@@ -163,33 +100,29 @@ verify_row(engine_t *engine, const batch_out_t *out, float *logits,
 }
 
 
-/* Rows first … first + n − 1 of those that are looked at. */
+/* Rows first … first + n − 1 of those that are looked at.  What a backend draws
+ * is a part of its pass, and so is the wait for it. */
 static void
 run_block(engine_t *engine, int first, int n, uint64_t *since)
 {
-    const size_t n_vocab = (size_t) model_config(engine->model)->n_vocab;
-    draw_job_t job = { .engine = engine,
-                       .outs = &engine->batch.outs[first],
-                       .logits = model_logits(engine->model, first, n),
-                       .n = n };
+    const batch_out_t *outs = &engine->batch.outs[first];
+    const bool remote = draw_is_remote(engine);
+    float *logits = remote ? model_logits_at(engine->model, first, n)
+                           : model_logits(engine->model, first, n);
 
     tally_phase(engine, LLM_PHASE_FORWARD, since);
+    draw_block(engine, outs, logits, n);
+    tally_phase(engine, remote ? LLM_PHASE_FORWARD : LLM_PHASE_SAMPLE, since);
 
     if (device_failed(engine)) {
         return;
     }
 
-    draw_rows(engine, &job);
-    tally_phase(engine, LLM_PHASE_SAMPLE, since);
-
-    for (int i = 0; i < n; i++) {
-        samp_result_t *result = &engine->results[i];
-
-        if (job.outs[i].verify) {
-            verify_row(engine, &job.outs[i], job.logits + (size_t) i * n_vocab,
-                       result);
+    for (int i = 0; i < n && !engine->failed; i++) {
+        if (outs[i].verify) {
+            verify_row(engine, &outs[i], logits, i);
         } else {
-            emit_row(engine, &job.outs[i], result);
+            emit_row(engine, &outs[i], &engine->results[i]);
         }
     }
 

@@ -179,9 +179,11 @@ step exactness 90 bash -c exactness
 
 if [ -n "$dry" ]; then
     record batches skipped 0 "t/unit/cuda_engine_test is a test of its own"
+    record draws skipped 0 "t/unit/cuda_draw_test is a test of its own"
 else
     step batches 60 env LLM_TEST_MODEL="${LLM_TEST_MODEL:-$OUT/q4_0.gguf}" \
         "$build/t/unit/cuda_engine_test"
+    step draws 60 "$build/t/unit/cuda_draw_test"
 fi
 
 speeds=()

@@ -44,7 +44,9 @@ my ($status, $result, $step) = run();
 
 is $status, 0, 'all is well';
 is $step->{$_}{status}, 'passed', "$_ passed" for @steps;
-is_deeply [sort keys %$step], [sort @steps, qw(batches cuda-attn_test cuda-kv_test)], 'and nothing else ran';
+is_deeply [sort keys %$step],
+    [sort @steps, qw(batches draws cuda-attn_test cuda-kv_test)],
+    'and nothing else ran';
 is scalar @{$result->{speed}}, 1, 'a speed';
 cmp_ok $result->{speed}[0]{tokens_per_s}, '>', 0, 'in tokens';
 cmp_ok $result->{speed}[0]{gb_per_s}, '>', 0, 'and in bytes';

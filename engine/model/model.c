@@ -388,7 +388,7 @@ model_forward(model_t *model, const op_batch_t *batch, const op_kv_t *kv)
 
 
 float *
-model_logits(model_t *model, int first, int n)
+model_logits_at(model_t *model, int first, int n)
 {
     const model_config_t *c = &model->config;
 
@@ -399,12 +399,22 @@ model_logits(model_t *model, int first, int n)
                        model->out.data + (size_t) first * (size_t) c->n_embd, n,
                        model->head, OP_SET);
 
+    return model->logits.data;
+}
+
+
+float *
+model_logits(model_t *model, int first, int n)
+{
+    float *logits = model_logits_at(model, first, n);
+
     if (model->ops->host) {
-        return model->logits.data;
+        return logits;
     }
 
-    model->ops->get(model->dev, model->host_logits, model->logits.data,
-                    (size_t) n * (size_t) c->n_vocab * sizeof(float));
+    model->ops->get(model->dev, model->host_logits, logits,
+                    (size_t) n * (size_t) model->config.n_vocab
+                        * sizeof(float));
 
     return model->host_logits;
 }

@@ -59,4 +59,7 @@ void model_forward(model_t *model, const op_batch_t *batch, const op_kv_t *kv);
  * [n][n_vocab] f32, valid until the next call. */
 float *model_logits(model_t *model, int first, int n);
 
+/* The same in the backend's memory; waits for nothing. */
+float *model_logits_at(model_t *model, int first, int n);
+
 #endif /* ENGINE_MODEL_MODEL_H */

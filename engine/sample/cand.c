@@ -2,7 +2,8 @@
  * Candidates: gathering, buckets, the search for a goal.  Called by sampler.c.
  *
  * Sums of weights run bucket by bucket and, within the bucket of the goal, in
- * descending order: a fixed order for a given row and cut.
+ * descending order.  They are exact (math.h), so a sum is the same whatever the
+ * buckets are.
  */
 
 #include "engine/sample/cand.h"

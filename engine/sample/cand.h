@@ -41,7 +41,7 @@ typedef struct {
 
     /* the candidates, ids ascending; room for n_vocab */
     float *x;
-    float *weight; /* exp((x − max) / temperature) */
+    float *weight; /* math_weight((x − max) / temperature) */
     int32_t *token;
     int n;
 

@@ -68,6 +68,17 @@ samp_state_add(samp_state_t *state, int32_t token, bool output)
 }
 
 
+int
+logits_seen(const samp_state_t *state, const int32_t **seen,
+            const int32_t **count)
+{
+    *seen = state->seen;
+    *count = state->count;
+
+    return state->n_seen;
+}
+
+
 static void
 add_bias(const samp_params_t *params, float *logits, int n_vocab)
 {

@@ -15,6 +15,11 @@
 bool logits_adjusts(const samp_params_t *params, const samp_state_t *state,
                     int n_output);
 
+/* How many different tokens have been seen.  Which, in order of appearance; and
+ * by token of the vocabulary 1 + how often it is in the output. */
+int logits_seen(const samp_state_t *state, const int32_t **seen,
+                const int32_t **count);
+
 /* logits: [n_vocab].  state may be NULL: no penalties.  Ids outside the
  * vocabulary are passed over.  Touches only the tokens named. */
 void logits_adjust(const samp_params_t *params, const samp_state_t *state,

@@ -2,10 +2,9 @@
  * exp, log and the scans.  Called by sampler.c.
  *
  * Each scan works on 16 lanes with inner loops of fixed length, which fit the
- * vectors of every instruction set; a lane is reduced in ascending order, the
- * 16 lanes at the end likewise, so the width in use does not show.  What takes
- * exp of a whole row is compiled for several widths: at temperature 1 it is
- * nearly all of what sampling costs.
+ * vectors of every instruction set.  Sums are exact, so neither the lanes nor
+ * the width in use shows.  What takes exp of a whole row is compiled for
+ * several widths: at temperature 1 it is nearly all of what sampling costs.
  */
 
 #include "engine/sample/math.h"
@@ -27,6 +26,16 @@ typedef int32_t quad_mask_t __attribute__((vector_size(16)));
 static const float exp_floor = -87.0f;
 
 
+/* x within exp_floor … 0 of a number.  What is none goes to the floor. */
+INLINE float
+clamp(float x)
+{
+    x = x > exp_floor ? x : exp_floor;
+
+    return x < 0.0f ? x : 0.0f;
+}
+
+
 /* e^x = 2^k e^r with |r| ≤ ln(2)/2; e^r by its power series up to r^7 (the
  * rest is below 6e-9).  k is rounded by adding 1.5 * 2^23, which leaves it in
  * the low bits; ln 2 is split so that k times its first part is exact. */
@@ -34,9 +43,6 @@ INLINE float
 exp_lane(float x)
 {
     const float shift = 12582912.0f;
-    x = x > exp_floor ? x : exp_floor;
-    x = x < 0.0f ? x : 0.0f;
-
     const float biased = x * 1.44269504f + shift;
     const float k = biased - shift;
     const float r = x - k * 0.693359375f + k * 2.12194440e-4f;
@@ -56,14 +62,50 @@ exp_lane(float x)
     bits = (bits + 127) << 23;
     memcpy(&scale, &bits, sizeof(scale));
 
-    return x > exp_floor ? y * scale : 0.0f;
+    return y * scale;
 }
 
 
 float
 math_exp(float x)
 {
-    return exp_lane(x);
+    return clamp(x) > exp_floor ? exp_lane(clamp(x)) : 0.0f;
+}
+
+
+/* A weight in two parts: a multiple of 2^-22, and the rest rounded (to even)
+ * to a multiple of 2^-34.  Both ways to round are additions of a number with
+ * bits that go no further; differences and the sum of the parts are exact. */
+typedef struct {
+    float high;
+    float low;
+} weight_t;
+
+
+INLINE weight_t
+split(float weight)
+{
+    const float high = (weight + 3.0f) - 3.0f;
+    const float low = weight - high;
+
+    return (weight_t){ high, (low + 0x1.8p-11f) - 0x1.8p-11f };
+}
+
+
+/* e^−87 is rounded to no weight, too. */
+INLINE weight_t
+weight_of_depth(float x)
+{
+    return split(exp_lane(clamp(x)));
+}
+
+
+float
+math_weight(float x)
+{
+    const weight_t weight = weight_of_depth(x);
+
+    return weight.high + weight.low;
 }
 
 
@@ -214,31 +256,33 @@ typedef struct {
 } scale_t;
 
 
-INLINE float
+INLINE weight_t
 weight_of(float x, const scale_t *scale, const bool divide)
 {
     const float depth = x - scale->max;
 
-    return exp_lane(divide ? depth / scale->temperature : depth);
+    return weight_of_depth(divide ? depth / scale->temperature : depth);
 }
 
 
-/* Four values a lane are summed as float, which costs 1e-7, the lanes'
- * totals as double. */
+/* A lane has four values: sums of four parts are exact as floats. */
 INLINE void
 add_block(double *total, const float *x, const scale_t *scale,
           const bool divide)
 {
-    float lane[LANES] = { 0 };
+    float high[LANES] = { 0 }, low[LANES] = { 0 };
 
     for (int j = 0; j < MATH_BLOCK; j += LANES) {
         for (int i = 0; i < LANES; i++) {
-            lane[i] += weight_of(x[j + i], scale, divide);
+            const weight_t weight = weight_of(x[j + i], scale, divide);
+
+            high[i] += weight.high;
+            low[i] += weight.low;
         }
     }
 
     for (int i = 0; i < LANES; i++) {
-        total[i] += lane[i];
+        total[i] += (double) high[i] + low[i];
     }
 }
 
@@ -249,7 +293,8 @@ add_blocks(double *total, const math_row_t *row, const scale_t *scale,
            const bool divide)
 {
     for (int b = 0; b < row->n / MATH_BLOCK; b++) {
-        if ((row->block[b] - scale->max) / scale->temperature > exp_floor) {
+        if ((row->block[b] - scale->max) / scale->temperature
+            > MATH_WEIGHT_FLOOR) {
             add_block(total, row->x + b * MATH_BLOCK, scale, divide);
         }
     }
@@ -272,11 +317,15 @@ fill_weights(float *weight, const float *x, int n, const scale_t *scale)
 {
     if (scale->temperature == 1.0f) {
         for (int i = 0; i < n; i++) {
-            weight[i] = weight_of(x[i], scale, false);
+            const weight_t w = weight_of(x[i], scale, false);
+
+            weight[i] = w.high + w.low;
         }
     } else {
         for (int i = 0; i < n; i++) {
-            weight[i] = weight_of(x[i], scale, true);
+            const weight_t w = weight_of(x[i], scale, true);
+
+            weight[i] = w.high + w.low;
         }
     }
 }

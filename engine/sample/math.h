@@ -11,6 +11,13 @@
 
 enum { MATH_BLOCK = 64 }; /* values per block of math_block_max */
 
+/* A weight is a multiple of 2^-34 and at most 1, so a sum of as many as this is
+ * exact in double, and the same in any order. */
+enum { MATH_WEIGHTS_MAX = 1 << 19 };
+
+/* From here down e^x is nearer to 0 than to 2^-34: no weight. */
+#define MATH_WEIGHT_FLOOR -25.0f
+
 typedef enum { MATH_PLAIN, MATH_AVX2, MATH_AVX512, MATH_WIDTHS } math_width_t;
 
 typedef struct {
@@ -23,6 +30,9 @@ typedef struct {
 /* e^x for x ≤ 0, 1 above; 0 below −87.  ≤ 1.2e-7 relative. */
 float math_exp(float x);
 
+/* math_exp, rounded to a multiple of 2^-34: what is summed. */
+float math_weight(float x);
+
 /* Natural logarithm of a positive, normal x.  ≤ 1e-15 relative to 1. */
 double math_log(double x);
 
@@ -30,11 +40,12 @@ double math_log(double x);
  * Returns the largest of all. */
 float math_block_max(const float *x, int n, float *block);
 
-/* weight[i] = exp((x[i] − max) / temperature); max is finite. */
+/* weight[i] = math_weight((x[i] − max) / temperature); max is finite. */
 void math_weights(float *weight, const float *x, int n, float max,
                   float temperature);
 
-/* The sum over the row of exp((x − max) / temperature); max is its largest. */
+/* The sum over the row of math_weight((x − max) / temperature), exact; max is
+ * its largest. */
 double math_sum_exp(const math_row_t *row, float max, float temperature);
 
 /* The widest vectors in use, by what the processor has; they change no bit. */

@@ -42,7 +42,7 @@ samp_bytes(int n_vocab)
 samp_t *
 samp_create(int n_vocab)
 {
-    llm_assert(n_vocab >= 1);
+    llm_assert(n_vocab >= 1 && n_vocab <= MATH_WEIGHTS_MAX);
 
     samp_t *samp = calloc(1, sizeof(samp_t));
 
@@ -132,8 +132,8 @@ take_top_k(cand_set_t *set, const cand_row_t *row, int k)
 }
 
 
-/* Makes the largest tokens the candidates, at least those whose weights sum up
- * to target, by lowering the cut until they do. */
+/* Makes the largest tokens the candidates, at least those whose weights exceed
+ * target, by lowering the cut until they do. */
 static void
 take_weight(cand_set_t *set, const cand_row_t *row, double target)
 {
@@ -145,8 +145,7 @@ take_weight(cand_set_t *set, const cand_row_t *row, double target)
         cut = cut > row->floor ? cut : row->floor;
         cand_gather(set, row, cut);
 
-        /* a little more than the target: sums in another order differ */
-        if (cand_weight(set) > target * (1.0 + 1e-9)) {
+        if (cand_weight(set) > target) {
             return;
         }
     }
@@ -186,12 +185,10 @@ draw(samp_t *samp, const samp_params_t *params, const cand_row_t *row, float u)
 }
 
 
-/* The logit below which nothing is drawn: by min_p, and where the weight is
- * no float any more. */
-static float
-row_floor(const samp_params_t *params, const cand_row_t *row)
+float
+samp_depth(const samp_params_t *params)
 {
-    float depth = -87.0f;
+    float depth = MATH_WEIGHT_FLOOR;
 
     if (params->min_p >= 1.0f) {
         depth = 0.0f;
@@ -200,9 +197,15 @@ row_floor(const samp_params_t *params, const cand_row_t *row)
         depth = (float) math_log(params->min_p);
     }
 
-    depth = depth > -87.0f ? depth : -87.0f;
+    return depth > MATH_WEIGHT_FLOOR ? depth : MATH_WEIGHT_FLOOR;
+}
 
-    const float floor = row->max + depth * row->temperature;
+
+/* The logit below which nothing is drawn. */
+static float
+row_floor(const samp_params_t *params, const cand_row_t *row)
+{
+    const float floor = row->max + samp_depth(params) * row->temperature;
 
     /* −∞ is never drawn */
     return floor >= -FLT_MAX ? floor : -FLT_MAX;

@@ -13,7 +13,9 @@
  *   8  one draw by inverse CDF, candidates in descending order (ties: lowest
  *      id first), with rng_uniform(seed, position)
  *
- * Own exp and log in a fixed order: the same bits everywhere.
+ * Own exp and log, and weights that are multiples of 2^-34, whose sums are
+ * exact: the same bits everywhere, in whatever order weights are added.  A
+ * token of less than 2^-35 of the largest's probability is never drawn.
  */
 
 #ifndef ENGINE_SAMPLE_SAMPLER_H
@@ -71,9 +73,13 @@ typedef struct samp_s samp_t;
 /* Memory that the scratch takes. */
 size_t samp_bytes(int n_vocab);
 
-/* NULL: no memory. */
+/* NULL: no memory.  n_vocab: at most 2^19. */
 samp_t *samp_create(int n_vocab);
 void samp_destroy(samp_t *samp);
+
+/* At most how many times the temperature below the largest logit a token may be
+ * to be drawn, negative: by min_p, and where there is no weight any more. */
+float samp_depth(const samp_params_t *params);
 
 /* True if any penalty is on. */
 bool samp_needs_state(const samp_params_t *params);

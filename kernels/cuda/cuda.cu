@@ -567,4 +567,6 @@ const op_table_t cuda_ops = {
     .attention = cuda_attention,
     .kv_page_bytes = cuda_kv_page_bytes,
     .kv_copy = cuda_kv_copy,
+    .draw_prepare = cuda_draw_prepare,
+    .draw = cuda_draw,
 };

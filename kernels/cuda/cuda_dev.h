@@ -50,6 +50,15 @@ typedef struct {
     uint64_t n_saved; /* launches that were a graph's */
 } cuda_graphs_t;
 
+/* What draw() takes, see cuda_draw.cu. */
+typedef struct {
+    op_draw_limits_t limits;
+    cuda_stage_t stage; /* draws, then adjustments */
+    float *was;         /* [max_adjusts] */
+    op_drawn_t *drawn;  /* [max_rows] */
+    op_drawn_t *host;   /* the same, pinned */
+} cuda_draw_t;
+
 struct op_dev_s {
     int id;
     cudaStream_t stream;
@@ -82,6 +91,7 @@ struct op_dev_s {
     bool loose;        /* cuBLAS is wanted, but not yet looked for */
     cuda_blas_t *blas; /* NULL: not wanted, or not there */
 
+    cuda_draw_t draw;
     cuda_graphs_t graphs;
     char told[480]; /* what describe() gives */
 };
@@ -104,6 +114,9 @@ bool cuda_ok(op_dev_t *dev, cudaError_t error, const char *what);
 /* 0, or -1: no memory. */
 int cuda_stage_create(op_dev_t *dev, cuda_stage_t *stage, size_t bytes);
 void cuda_stage_destroy(op_dev_t *dev, cuda_stage_t *stage);
+
+/* Sends the first bytes of the stage. */
+bool cuda_stage_send(op_dev_t *dev, cuda_stage_t *stage, size_t bytes);
 
 /* What a step may need at most. */
 size_t cuda_step_bytes(const op_limits_t *limits);
@@ -131,6 +144,16 @@ void cuda_graphs_drop(op_dev_t *dev);
 
 /* Bytes that recordings will take of the device. */
 size_t cuda_graphs_later(const op_dev_t *dev);
+
+
+/* --- cuda_draw.cu --- */
+
+/* op.h: draw_prepare(), draw().  Free: what was prepared. */
+int cuda_draw_prepare(op_dev_t *dev, const op_draw_limits_t *limits,
+                      op_err_t *err);
+void cuda_draw(op_dev_t *dev, const op_draw_job_t *job);
+void cuda_draw_free(op_dev_t *dev);
+
 
 /* --- cuda_open.cu --- */
 

@@ -263,6 +263,7 @@ cuda_close(op_dev_t *dev)
     }
 
     cuda_unprepare(dev);
+    cuda_draw_free(dev);
     cuda_blas_close(dev);
 
     if (dev->stream != NULL) {

@@ -47,9 +47,8 @@ cuda_stage_destroy(op_dev_t *dev, cuda_stage_t *stage)
 }
 
 
-/* Sends the first bytes of the stage. */
-static bool
-stage_send(op_dev_t *dev, cuda_stage_t *stage, size_t bytes)
+bool
+cuda_stage_send(op_dev_t *dev, cuda_stage_t *stage, size_t bytes)
 {
     return cuda_ok(dev,
                    cudaMemcpyAsync(stage->device, stage->host, bytes,
@@ -218,7 +217,7 @@ cuda_step(op_dev_t *dev, const op_batch_t *batch)
 
     dev->host_tokens = batch->tokens;
     dev->host_out_rows = batch->out_rows;
-    stage_send(dev, stage, at);
+    cuda_stage_send(dev, stage, at);
 }
 
 
@@ -286,7 +285,7 @@ cuda_step_padded(op_dev_t *dev, const op_batch_t *batch, int rows, int len,
 
     dev->host_tokens = given->tokens;
     dev->host_out_rows = given->out_rows;
-    stage_send(dev, stage, at);
+    cuda_stage_send(dev, stage, at);
 }
 
 
@@ -322,6 +321,6 @@ cuda_indices(op_dev_t *dev, const int32_t *idx, int n)
 
     memcpy(stage->host, idx, bytes);
 
-    return stage_send(dev, stage, bytes) ? (const int32_t *) stage->device
-                                         : NULL;
+    return cuda_stage_send(dev, stage, bytes) ? (const int32_t *) stage->device
+                                              : NULL;
 }

@@ -146,6 +146,68 @@ enum {
     OP_ROPE_HALVES = 1 /* rotate (i, i + rot/2): NeoX order */
 };
 
+/* What is wanted of a row of logits. */
+enum { OP_SCORE = 0, OP_DRAW = 1 };
+
+enum {
+    OP_VOCAB_MAX = 1 << 19, /* of draw(): sums of weights are exact up to it */
+    OP_TOP_MAX = 20,
+    OP_BIAS_MAX = 1024
+};
+
+/* A token whose logit is changed before one is drawn. */
+typedef struct {
+    int32_t token;
+    float value;
+} op_adjust_t;
+
+typedef struct {
+    int32_t row; /* of the logits */
+    int32_t kind;
+    int32_t token; /* OP_SCORE: whose log-probability */
+    int32_t n_top; /* −1: no log-probabilities; 0 … OP_TOP_MAX best ones */
+    int32_t top_k; /* ≤ 0: all */
+    float top_p;   /* ≥ 1: all */
+    float temperature; /* not above 0: the largest logit */
+    float depth; /* times temperature below the largest logit: nothing below
+                    that is drawn; −25 … 0 */
+    float u;     /* in [0, 1): where in the sum of weights */
+    float repetition;
+    float presence;
+    float frequency;
+
+    /* In the list of adjustments from `adjusts` on, one run after another.
+     * Tokens outside the vocabulary are passed over. */
+    int32_t adjusts;
+    int32_t n_bias;   /* ≤ OP_BIAS_MAX: value is added */
+    int32_t n_masked; /* −∞; no value */
+    int32_t n_seen;   /* different tokens; value: times in the output */
+} op_draw_t;
+
+typedef struct {
+    int32_t token;
+    float logprob; /* NaN: not asked for, or a token that is not there */
+    int32_t n_top; /* fewer than asked for if fewer tokens are above −∞ */
+    op_adjust_t top[OP_TOP_MAX]; /* best first, ties lowest id first; values:
+                                    log-probabilities */
+} op_drawn_t;
+
+/* Upper bounds of all later calls of draw(). */
+typedef struct {
+    int n_vocab; /* ≤ OP_VOCAB_MAX */
+    int max_rows;
+    int max_adjusts;
+} op_draw_limits_t;
+
+typedef struct {
+    float *logits; /* [rows][n_vocab] */
+    const op_draw_t *draws;
+    int n;
+    const op_adjust_t *adjusts; /* the host's, as draws are */
+    int n_adjusts;
+    op_drawn_t *drawn; /* [n] the host's */
+} op_draw_job_t;
+
 /* Share t of n_shares of a job. */
 typedef void (*op_share_fn)(void *arg, int share, int n_shares);
 
@@ -332,6 +394,27 @@ typedef struct {
      * that count are exact whatever stands behind them.  Exact: the bits. */
     void (*kv_copy)(op_dev_t *dev, const op_kv_t *kv, const op_copy_t *copies,
                     int n);
+
+    /* --- drawing tokens; NULL: the caller does that --- */
+
+    /* Reserves what draw() takes.  0, or −1 with err. */
+    int (*draw_prepare)(op_dev_t *dev, const op_draw_limits_t *limits,
+                        op_err_t *err);
+
+    /* Log-probabilities of rows of logits, and tokens drawn from them; waits.
+     * All is exact, so it is done in any order with the same bits:
+     *   weight of x: e^((x − max) / temperature), by the formula of exp of
+     *     the engine's sampler, rounded to a multiple of 2^-34;
+     *   log-probability: x − max − log(sum of weights at temperature 1), at
+     *     least −9999, from the logits as they were given;
+     *   OP_DRAW: adjusts (bias in the list's order, masks, then for each token
+     *     seen x > 0 ? x / repetition : x * repetition, and if it was in the
+     *     output − frequency * times − presence), the temperature, the depth,
+     *     top_k, then top_p of the sum left, where the sum exceeds u times
+     *     what it is then; candidates in descending order, ties by id.
+     * NaN counts as −∞.  Rows that are adjusted are left changed; no two draws
+     * are of one row. */
+    void (*draw)(op_dev_t *dev, const op_draw_job_t *job);
 } op_table_t;
 
 #endif /* KERNELS_OP_OP_H */

@@ -1,6 +1,7 @@
 /*
  * The scans over a row, at every width of vectors this machine has, against
- * their documented order written plainly: equal to the last bit.
+ * what they are documented to do written plainly: equal to the last bit, sums
+ * in any order.
  */
 
 #include <setjmp.h>
@@ -19,7 +20,7 @@
 #include "engine/sample/sampler.h"
 #include "t/unit/random.h"
 
-enum { N_MAX = 1500, LANES = 16 };
+enum { N_MAX = 1500 };
 
 static const float temperatures[] = { 1.0f, 0.7f, 0.05f, 2.5f, 1e-20f, 1e20f };
 
@@ -49,27 +50,22 @@ fill_row(random_t *random, float *x, int n)
 }
 
 
+/* In an order of its own each time: any order gives the same bits. */
 static double
-plain_sum(const float *x, int n, float max, float temperature)
+plain_sum(random_t *random, const math_row_t *row, float max, float temperature)
 {
-    double total[LANES] = { 0 }, sum = 0;
+    static float weight[N_MAX];
+    double sum = 0;
 
-    for (int from = 0; from < n; from += MATH_BLOCK) {
-        float lane[LANES] = { 0 };
+    for (int i = 0; i < row->n; i++) {
+        const int j = random_below(random, i + 1);
 
-        for (int i = from; i < from + MATH_BLOCK; i++) {
-            const float v = i < n ? x[i] : -INFINITY;
-
-            lane[i % LANES] += math_exp((v - max) / temperature);
-        }
-
-        for (int i = 0; i < LANES; i++) {
-            total[i] += lane[i];
-        }
+        weight[i] = weight[j];
+        weight[j] = math_weight((row->x[i] - max) / temperature);
     }
 
-    for (int i = 0; i < LANES; i++) {
-        sum += total[i];
+    for (int i = 0; i < row->n; i++) {
+        sum += weight[i];
     }
 
     return sum;
@@ -90,7 +86,7 @@ plain_max(const float *x, int from, int to)
 
 
 static void
-check_row(const float *x, int n, float temperature)
+check_row(random_t *random, const float *x, int n, float temperature)
 {
     float block[N_MAX / MATH_BLOCK + 2], weight[N_MAX + 1];
     const int n_blocks = (n + MATH_BLOCK - 1) / MATH_BLOCK;
@@ -114,14 +110,14 @@ check_row(const float *x, int n, float temperature)
 
     const math_row_t row = { .x = x, .n = n, .block = block };
     const double sum = math_sum_exp(&row, max, temperature);
-    const double want = plain_sum(x, n, max, temperature);
+    const double want = plain_sum(random, &row, max, temperature);
 
     assert_memory_equal(&sum, &want, sizeof(sum));
     math_weights(weight, x, n, max, temperature);
     assert_true(weight[n] == 7);
 
     for (int i = 0; i < n; i++) {
-        const float w = math_exp((x[i] - max) / temperature);
+        const float w = math_weight((x[i] - max) / temperature);
 
         assert_memory_equal(&weight[i], &w, sizeof(w));
     }
@@ -147,7 +143,7 @@ test_widths(void **state)
             fill_row(&random, x, n);
 
             for (size_t t = 0; t < sizeof(temperatures) / sizeof(float); t++) {
-                check_row(x, n, temperatures[t]);
+                check_row(&random, x, n, temperatures[t]);
             }
         }
     }
@@ -157,6 +153,97 @@ test_widths(void **state)
     const math_width_t best = math_limit(MATH_AVX512);
 
     assert_int_equal(math_width(), best);
+}
+
+
+static void
+expect_weight(float x)
+{
+    /* the definition: to the grid, ties to even */
+    const double want = nearbyint((double) math_exp(x) * 0x1p34) * 0x1p-34;
+
+    assert_true((double) math_weight(x) == want);
+}
+
+
+/* Weights are on the grid, and none is lost above the floor of depths. */
+static void
+test_weights(void **state)
+{
+    random_t random = random_start("weights");
+
+    (void) state;
+
+    for (int i = 0; i < 2000000; i++) {
+        expect_weight((float) (-26 * random_unit(&random)));
+    }
+
+    for (int i = 0; i < 1000; i++) {
+        expect_weight((float) (-1e-6 * random_unit(&random)));
+        expect_weight((float) (-100 * random_unit(&random)));
+    }
+
+    assert_true(math_weight(0.0f) == 1.0f);
+    assert_true(math_weight(INFINITY) == 1.0f);
+    assert_true(math_weight(NAN) == 0.0f);
+    assert_true(math_weight(-INFINITY) == 0.0f);
+    assert_true(math_weight(MATH_WEIGHT_FLOOR) == 0.0f);
+    assert_true(math_weight(-24.2f) == 0x1p-34f);
+    assert_true((double) MATH_WEIGHTS_MAX * 0x1p34 == 0x1p53);
+}
+
+
+/* The very row again with its tokens elsewhere, and so other blocks, lanes,
+ * buckets: the same token is drawn, and the same log-probabilities. */
+static void
+test_shuffled(void **state)
+{
+    static float x[N_MAX], y[N_MAX];
+    static int at[N_MAX];
+    random_t random = random_start("shuffled");
+    samp_t *samp = samp_create(N_MAX);
+
+    (void) state;
+    assert_non_null(samp);
+
+    for (int round = 0; round < 3000; round++) {
+        const samp_params_t params = {
+            .temperature = temperatures[random_below(&random, 4)],
+            .top_p = round % 3 == 0 ? 0.9f : 1.0f,
+            .top_k = round % 5 == 0 ? 1 + random_below(&random, 200) : 0,
+            .min_p = round % 7 == 0 ? 0.02f : 0.0f,
+            .repetition_penalty = 1.0f,
+            .top_logprobs = 5,
+            .seed = (uint64_t) round,
+        };
+        samp_result_t want, got;
+
+        for (int i = 0; i < N_MAX; i++) {
+            const int j = random_below(&random, i + 1);
+
+            at[i] = at[j];
+            at[j] = i;
+            /* no ties: their order is that of the ids */
+            x[i] = (float) (0.01 * i - (i % 3 == 0 ? 12 : 0));
+        }
+
+        for (int i = 0; i < N_MAX; i++) {
+            y[at[i]] = x[i];
+        }
+
+        samp_sample(samp, &params, NULL, x, 0, 9, &want);
+        samp_sample(samp, &params, NULL, y, 0, 9, &got);
+        assert_int_equal(got.token, at[want.token]);
+        assert_memory_equal(&got.logprob, &want.logprob, sizeof(float));
+
+        for (int i = 0; i < want.n_top; i++) {
+            assert_int_equal(got.top[i].token, at[want.top[i].token]);
+            assert_memory_equal(&got.top[i].logprob, &want.top[i].logprob,
+                                sizeof(float));
+        }
+    }
+
+    samp_destroy(samp);
 }
 
 
@@ -244,8 +331,8 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_widths),
-        cmocka_unit_test(test_samples),
+        cmocka_unit_test(test_weights),  cmocka_unit_test(test_widths),
+        cmocka_unit_test(test_shuffled), cmocka_unit_test(test_samples),
         cmocka_unit_test(test_bound),
     };
 
