@@ -112,7 +112,8 @@ $(BUILD)/engine/sample/%.o: CFLAGS += -O3 -fno-trapping-math
 ifeq ($(ARCH),x86_64)
 $(BUILD)/kernels/cpu/%_avx2.o: CFLAGS += -mavx2 -mfma -mf16c
 $(BUILD)/kernels/cpu/%_avx512.o $(BUILD)/kernels/cpu/%_amx.o \
-$(BUILD)/twin/kernels/cpu/%_amx.o: CFLAGS += -mavx512f -mavx512bw -mavx512dq \
+$(BUILD)/twin/kernels/cpu/%_amx.o $(BUILD)/twin/t/ops/twin/tile.o: \
+    CFLAGS += -mavx512f -mavx512bw -mavx512dq \
     -mavx512vl -mavx512vnni -mavx2 -mfma -mf16c -mprefer-vector-width=512
 endif
 
@@ -229,7 +230,7 @@ TWIN_OBJ := $(BUILD)/twin/kernels/cpu/cpu_dot_amx.o \
             $(BUILD)/twin/t/ops/twin/tile.o
 TWIN_FOR := $(BUILD)/kernels/cpu/cpu_dot_amx.o $(BUILD)/kernels/cpu/cpu_tile.o
 TWIN_OPS := $(patsubst %,$(BUILD)/twin/%_test,op fine point weight)
-TWINS    := $(TWIN_OPS) $(BUILD)/twin/tile_test $(BUILD)/twin/engine_amx_test
+TWINS    := $(TWIN_OPS) $(patsubst %,$(BUILD)/twin/%_test,twin tile engine_amx)
 twin_op   = $(filter-out $(PLAIN_BACKEND) $(TWIN_FOR),\
             $(call folder,$(LINK_op))) $(call folder,t/ops/lib) $(EMU_OBJ)
 
@@ -242,6 +243,10 @@ $(TWIN_OPS): $(BUILD)/twin/%_test: $(BUILD)/t/ops/%_test.o $$(twin_op) \
 $(BUILD)/twin/tile_test: $(BUILD)/twin/t/ops/twin/tile_test.o $$(twin_op) \
         $(TWIN_OBJ)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS) $(EMU_LIBS) -lcmocka
+
+$(BUILD)/twin/twin_test: $(BUILD)/twin/t/ops/twin/twin_test.o \
+        $(BUILD)/twin/t/ops/twin/tile.o
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ -lpthread -lcmocka
 
 $(BUILD)/twin/engine_amx_test: $(BUILD)/t/unit/engine_amx_test.o \
         $$(filter-out $(TWIN_FOR),$$(call folder,$(LINK_engine))) \

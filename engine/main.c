@@ -30,7 +30,7 @@ static const char usage[] =
     "  serve       key=value ...                 started by nginx\n"
     "\n"
     "options of all commands: --threads N, --reserved-cpus N,\n"
-    "  --cpu-affinity on|off, --isa baseline|avx2|avx512,\n"
+    "  --cpu-affinity on|off, --isa baseline|avx2|avx512|amx,\n"
     "  --device auto|cpu|cuda|cuda:N|ref, --max-model-len N,\n"
     "  --max-num-batched-tokens N, --max-num-seqs N,\n"
     "  --gpu-memory-utilization U, --kv-cache-memory SIZE,\n"

@@ -13,7 +13,10 @@
 
 enum { N_REQUESTS = 6, MAX_LEN = 256 };
 
-static const int lengths[N_REQUESTS] = { 3, 31, 32, 50, 97, 200 };
+/* the twin's instructions so far, where it is linked */
+__attribute__((weak)) uint64_t twin_products(void);
+
+static const int lengths[N_REQUESTS] = { 3, 31, 32, 50, 70, 113 };
 
 
 static request_t *
@@ -70,7 +73,7 @@ static void
 test_same_answers(void **state)
 {
     static answer_t want[N_REQUESTS], got[N_REQUESTS];
-    static const int budgets[] = { 512, 48, 40 };
+    static const int budgets[] = { 512, 48 };
     setup_t setup = {
         .chunked = true, .budget = 512, .max_len = MAX_LEN, .dtype = OP_F16
     };
@@ -82,14 +85,15 @@ test_same_answers(void **state)
         assert_int_equal(want[i].n, 8);
     }
 
-    for (int together = 0; together < 2; together++) {
-        for (int b = 0; b < (together ? 3 : 1); b++) {
-            setup.budget = budgets[b];
-            run_all("amx", &setup, together, got);
+    for (int b = 0; b < 2; b++) {
+        const uint64_t before = twin_products != NULL ? twin_products() : 0;
 
-            for (int i = 0; i < N_REQUESTS; i++) {
-                same_answer(&want[i], &got[i], i, &setup);
-            }
+        setup.budget = budgets[b];
+        run_all("amx", &setup, b > 0, got);
+        assert_true(twin_products == NULL || twin_products() > before);
+
+        for (int i = 0; i < N_REQUESTS; i++) {
+            same_answer(&want[i], &got[i], i, &setup);
         }
     }
 }

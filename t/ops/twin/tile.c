@@ -13,6 +13,9 @@
 
 enum { TILES = 8, ROWS = 16, ROW_BYTES = 64 };
 
+/* a row of sums */
+typedef int32_t sums_t __attribute__((vector_size(ROW_BYTES)));
+
 typedef struct {
     cpu_tile_config_t config;
     bool configured;
@@ -44,7 +47,7 @@ cpu_tile_permit(void)
 
 
 uint64_t
-twin_products(void)
+twiproducts(void)
 {
     return atomic_load_explicit(&products, memory_order_relaxed);
 }
@@ -172,35 +175,33 @@ check_product(int c, int a, int b)
 }
 
 
-/* Sums wrap around, as the processor's do. */
+/* Sums wrap around, as the processor's do; columns that c does not have stay
+ * 0, as those of b are.  Of a row of b, input k is byte k of each lane. */
 void
 twin_dot(int c, int a, int b)
 {
-    const int inputs = tiles.config.row_bytes[a] / 4;
-    const int columns = tiles.config.row_bytes[c] / 4;
-    uint32_t sums[ROW_BYTES / 4];
+    const int inputs = tiles.config.row_bytes[a];
+    sums_t w[4 * ROWS], sums;
 
     check_product(c, a, b);
     atomic_fetch_add_explicit(&products, 1, memory_order_relaxed);
 
+    for (int k = 0; k < inputs; k++) {
+        memcpy(&w[k], tiles.data[b][k / 4], sizeof(sums));
+        w[k] = w[k] << (24 - k % 4 * 8) >> 24;
+    }
+
     for (int m = 0; m < tiles.config.rows[c]; m++) {
-        memcpy(sums, tiles.data[c][m], sizeof(sums));
+        memcpy(&sums, tiles.data[c][m], sizeof(sums));
 
         for (int k = 0; k < inputs; k++) {
-            const int8_t *x = (const int8_t *) tiles.data[a][m] + 4 * k;
-
-            for (int n = 0; n < columns; n++) {
-                const int8_t *w = (const int8_t *) tiles.data[b][k] + 4 * n;
-
-                sums[n] += (uint32_t) (x[0] * w[0] + x[1] * w[1] + x[2] * w[2]
-                                       + x[3] * w[3]);
-            }
+            sums += (int8_t) tiles.data[a][m][k] * w[k];
         }
 
         if (twin_faults.wrong && m == 11) {
             sums[3] ^= 1;
         }
 
-        memcpy(tiles.data[c][m], sums, sizeof(sums));
+        memcpy(tiles.data[c][m], &sums, sizeof(sums));
     }
 }
