@@ -47,7 +47,7 @@ cpu_tile_permit(void)
 
 
 uint64_t
-twiproducts(void)
+twin_products(void)
 {
     return atomic_load_explicit(&products, memory_order_relaxed);
 }
