@@ -91,9 +91,8 @@ test_python
 export CUDA_ARCHS=${CUDA_ARCHS:-80 90}
 build all units ops twins tools shim cuda-tests
 
-tests=(t/*.t build/t/unit/*_test build/t/ops/*_test build/twin/*_test
-       build/t/shim/*_test
-       build/t/cuda/*_test)
+tests=(t/*.t build/t/unit/*_test build/t/ops/*_test build/t/shim/*_test
+       build/t/cuda/*_test build/twin/{twin,tile,point,engine_amx}_test)
 
 if [ "$what" = check ]; then
     export LLM_TEST_LONG=1
@@ -105,7 +104,7 @@ if [ "$what" = check ]; then
     tests+=(build-address,undefined/t/unit/*_test build-thread/t/unit/ipc*_test
             build-thread/t/unit/engine_thread*_test
             build-thread/t/ops/pool_test
-            build-address,undefined/twin/*_test
+            build/twin/{op,fine,weight}_test build-address,undefined/twin/*_test
             build-address,undefined/t/shim/*_test
             build-thread/t/shim/*_test)
 fi
