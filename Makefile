@@ -29,7 +29,7 @@ objs = $(patsubst %.c,$(BUILD)/%.o,$(1))
 folder = $(call objs,$(foreach d,$(1),$(wildcard $(d)/*.c)))
 
 .PHONY: all module engine run test check lint bench bench-article bench-peer \
-        bench-roofline install clean units ops twins tools fuzz shim
+        bench-roofline install clean units ops tools fuzz shim
 .SECONDARY:
 
 all: engine module
@@ -234,6 +234,7 @@ TWINS    := $(TWIN_OPS) $(patsubst %,$(BUILD)/twin/%_test,twin tile engine_amx)
 twin_op   = $(filter-out $(PLAIN_BACKEND) $(TWIN_FOR),\
             $(call folder,$(LINK_op))) $(call folder,t/ops/lib) $(EMU_OBJ)
 
+.PHONY: twins
 twins: $(TWINS)
 
 $(TWIN_OPS): $(BUILD)/twin/%_test: $(BUILD)/t/ops/%_test.o $$(twin_op) \
