@@ -225,7 +225,26 @@ $(filter %_test,$(OPS)): $(BUILD)/t/ops/%_test: $(BUILD)/t/ops/%_test.o \
         $$(call folder,t/ops/lib) $$(TEST_CUDA_OBJ)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS) $(TEST_CUDA_LIBS) -lcmocka
 
-# the same tests with the matrix unit's twin in its place
+# it reads the shapes of a model's file
+$(BUILD)/t/ops/roofline: $(call folder,t/ops/roof engine/model engine/base)
+
+$(BUILD)/t/ops/%: $(BUILD)/t/ops/%.o $$(call folder,$(LINK_op))
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+
+$(BUILD)/t/tools/%: $(BUILD)/t/tools/%.o $$(call folder,$(LINK_model))
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+
+$(SHIM): $(BUILD)/t/shim/%: $(BUILD)/t/shim/%.emu.o $(SHIM_OBJ)
+	$(Q)$(CXX) $(LDFLAGS) -o $@ $^ -lm -lpthread -ldl -lcmocka
+
+# kernels by themselves, over the shim
+$(CUDA_TESTS): $(BUILD)/t/cuda/%: $(BUILD)/t/cuda/%.emu.o \
+        $(BUILD)/t/cuda/attn_world.emu.o $(BUILD)/kernels/cuda/cuda_kv.emu.o \
+        $(BUILD)/kernels/cuda/cuda_attn.emu.o $(BUILD)/t/ops/lib/attn_world.o \
+        $$(call folder,$(LINK_op)) $(SHIM_OBJ)
+	$(Q)$(CXX) $(LDFLAGS) -rdynamic -o $@ $^ -lm -lpthread -ldl -lcmocka
+
+# tests of ops with the matrix unit's twin in its place, and of the engine
 TWIN_OBJ := $(BUILD)/twin/kernels/cpu/cpu_dot_amx.o \
             $(BUILD)/twin/t/ops/twin/tile.o
 TWIN_FOR := $(BUILD)/kernels/cpu/cpu_dot_amx.o $(BUILD)/kernels/cpu/cpu_tile.o
@@ -253,25 +272,6 @@ $(BUILD)/twin/engine_amx_test: $(BUILD)/t/unit/engine_amx_test.o \
         $$(filter-out $(TWIN_FOR),$$(call folder,$(LINK_engine))) \
         $(ROOT_engine) $(TWIN_OBJ)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS) -lcmocka
-
-# it reads the shapes of a model's file
-$(BUILD)/t/ops/roofline: $(call folder,t/ops/roof engine/model engine/base)
-
-$(BUILD)/t/ops/%: $(BUILD)/t/ops/%.o $$(call folder,$(LINK_op))
-	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
-
-$(BUILD)/t/tools/%: $(BUILD)/t/tools/%.o $$(call folder,$(LINK_model))
-	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
-
-$(SHIM): $(BUILD)/t/shim/%: $(BUILD)/t/shim/%.emu.o $(SHIM_OBJ)
-	$(Q)$(CXX) $(LDFLAGS) -o $@ $^ -lm -lpthread -ldl -lcmocka
-
-# kernels by themselves, over the shim
-$(CUDA_TESTS): $(BUILD)/t/cuda/%: $(BUILD)/t/cuda/%.emu.o \
-        $(BUILD)/t/cuda/attn_world.emu.o $(BUILD)/kernels/cuda/cuda_kv.emu.o \
-        $(BUILD)/kernels/cuda/cuda_attn.emu.o $(BUILD)/t/ops/lib/attn_world.o \
-        $$(call folder,$(LINK_op)) $(SHIM_OBJ)
-	$(Q)$(CXX) $(LDFLAGS) -rdynamic -o $@ $^ -lm -lpthread -ldl -lcmocka
 
 # the JSON entry is the module's: it wants nginx's headers, configured before
 $(BUILD)/t/fuzz/json_fuzz: t/fuzz/json_fuzz.c ngx_module/ngx_http_llm_json.c
