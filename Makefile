@@ -105,18 +105,28 @@ $(BUILD)/emu/%.o: %.c Makefile
 # kernels want -O3; each instruction set has flags of its own.  Nobody reads
 # the floating-point exception flags, and keeping them stops vectorising.
 # Unrolled code with sanitizer checks takes minutes to compile above -O1.
-$(BUILD)/kernels/%.o: CFLAGS += $(if $(SAN),-O1,-O3) -fno-trapping-math
+$(BUILD)/kernels/%.o $(BUILD)/twin/%.o: CFLAGS += $(if $(SAN),-O1,-O3) \
+    -fno-trapping-math
 # exp in vectors: its conditions may be computed on both sides
 $(BUILD)/engine/sample/%.o: CFLAGS += -O3 -fno-trapping-math
 ifeq ($(ARCH),x86_64)
 $(BUILD)/kernels/cpu/%_avx2.o: CFLAGS += -mavx2 -mfma -mf16c
-$(BUILD)/kernels/cpu/%_avx512.o: CFLAGS += -mavx512f -mavx512bw -mavx512dq \
+$(BUILD)/kernels/cpu/%_avx512.o $(BUILD)/kernels/cpu/%_amx.o \
+$(BUILD)/twin/kernels/cpu/%_amx.o $(BUILD)/twin/t/ops/twin/tile.o: \
+    CFLAGS += -mavx512f -mavx512bw -mavx512dq \
     -mavx512vl -mavx512vnni -mavx2 -mfma -mf16c -mprefer-vector-width=512
 endif
 
 $(BUILD)/%.o: %.c Makefile
 	@mkdir -p $(@D)
 	@echo "  cc $<"
+	$(Q)$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
+
+# the matrix unit's kernels over t/ops/twin in place of the unit
+$(BUILD)/twin/%.o: CFLAGS += -DCPU_TILE_EMU
+$(BUILD)/twin/%.o: %.c Makefile
+	@mkdir -p $(@D)
+	@echo "  cc $< (twin)"
 	$(Q)$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
 
 # --- CUDA sources on the CPU: t/shim in place of CUDA ---
@@ -255,6 +265,35 @@ $(CUDA_TESTS): $(BUILD)/t/cuda/%: $$(call cuda_obj,t/cuda/$$*) \
         $(BUILD)/t/ops/lib/attn_world.o $$(call folder,$(LINK_op)) \
         $$(if $$(filter gpu,$$(TEST_CUDA)),,$(SHIM_OBJ))
 	$(Q)$(CXX) $(LDFLAGS) -o $@ $^ $(LIBS) $(TEST_CUDA_LIBS) -lcmocka
+
+# tests of ops with the matrix unit's twin in its place, and of the engine
+TWIN_OBJ := $(BUILD)/twin/kernels/cpu/cpu_dot_amx.o \
+            $(BUILD)/twin/t/ops/twin/tile.o
+TWIN_FOR := $(BUILD)/kernels/cpu/cpu_dot_amx.o $(BUILD)/kernels/cpu/cpu_tile.o
+TWIN_OPS := $(patsubst %,$(BUILD)/twin/%_test,op fine point weight)
+TWINS    := $(TWIN_OPS) $(patsubst %,$(BUILD)/twin/%_test,twin tile engine_amx)
+twin_op   = $(filter-out $(PLAIN_BACKEND) $(TWIN_FOR),\
+            $(call folder,$(LINK_op))) $(call folder,t/ops/lib) $(EMU_OBJ)
+
+.PHONY: twins
+twins: $(TWINS)
+
+$(TWIN_OPS): $(BUILD)/twin/%_test: $(BUILD)/t/ops/%_test.o $$(twin_op) \
+        $(TWIN_OBJ)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS) $(EMU_LIBS) -lcmocka
+
+$(BUILD)/twin/tile_test: $(BUILD)/twin/t/ops/twin/tile_test.o $$(twin_op) \
+        $(TWIN_OBJ)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS) $(EMU_LIBS) -lcmocka
+
+$(BUILD)/twin/twin_test: $(BUILD)/twin/t/ops/twin/twin_test.o \
+        $(BUILD)/twin/t/ops/twin/tile.o
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ -lpthread -lcmocka
+
+$(BUILD)/twin/engine_amx_test: $(BUILD)/t/unit/engine_amx_test.o \
+        $$(filter-out $(TWIN_FOR),$$(call folder,$(LINK_engine))) \
+        $(ROOT_engine) $(TWIN_OBJ)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS) -lcmocka
 
 # the JSON entry is the module's: it wants nginx's headers, configured before
 $(BUILD)/t/fuzz/json_fuzz: t/fuzz/json_fuzz.c ngx_module/ngx_http_llm_json.c

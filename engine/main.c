@@ -31,7 +31,7 @@ static const char usage[] =
     "\n"
     "options of all commands: --threads N, --reserved-cpus N,\n"
     "  --deterministic on|off,\n"
-    "  --cpu-affinity on|off, --isa baseline|avx2|avx512,\n"
+    "  --cpu-affinity on|off, --isa baseline|avx2|avx512|amx,\n"
     "  --device auto|cpu|cuda|cuda:N|ref, --max-model-len N,\n"
     "  --max-num-batched-tokens N, --max-num-seqs N,\n"
     "  --gpu-memory-utilization U, --kv-cache-memory SIZE,\n"

@@ -38,11 +38,12 @@ my %may = (
     'kernels' => ['kernels/op', 'kernels/ref', 'kernels/cpu', 'kernels/cuda'],
 );
 
-# single files that see more: the one place that picks a backend, and the one
-# where the CPU takes the place of a device
+# single files that see more: the one place that picks a backend, and those
+# where C takes the place of a device or of a unit
 my %file_may = (
     'engine/engine.c' => ['kernels/backend.h'],
     'kernels/cuda/prim.cuh' => ['t/shim/cuda_shim.h'],
+    'kernels/cpu/cpu_tile.h' => ['t/ops/twin/tile.h'],
 );
 
 my $roots = 'engine|kernels|ngx_module|t';

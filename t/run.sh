@@ -116,6 +116,16 @@ if [ "$what" = check ]; then
             build-thread/t/ops/dense_test)
 fi
 
+# the matrix unit's twin: much of it every day, and all of it in a check
+build twins
+tests+=(build/twin/{twin,tile,point,engine_amx}_test)
+
+if [ "$what" = check ]; then
+    build SAN=address,undefined build-address,undefined/twin/{twin,tile}_test
+    tests+=(build/twin/{op,fine,weight}_test
+            build-address,undefined/twin/{twin,tile}_test)
+fi
+
 for t in "${tests[@]}"; do
     [ -x "$t" ] || die "$t is not executable: prove would stop there"
 done

@@ -1,11 +1,6 @@
 /*
- * The CPU backend's device: which instruction set it uses, its threads, its
- * memory, and the op table through which the engine reaches everything else.
- *
- * The instruction set is found from CPUID feature bits and from what the
- * operating system saves (XGETBV), never from the processor's model.  All
- * sets give the same bits, so LLM_ISA in the environment may force a lesser
- * one in any test.
+ * The CPU backend's device: its threads, its memory, and the op table through
+ * which the engine reaches everything else.
  */
 
 #include "kernels/cpu/cpu.h"
@@ -16,103 +11,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
-
 enum { HUGE_BYTES = 2 * 1024 * 1024 };
-
-static const char *const isa_names[CPU_ISA_COUNT] = { "baseline", "avx2",
-                                                      "avx512" };
-static const char *const isa_long_names[CPU_ISA_COUNT] = { "baseline", "avx2",
-                                                           "avx512vnni" };
-
-
-#if defined(__x86_64__)
-
-/* The register states the operating system saves on a switch. */
-static unsigned
-saved_states(void)
-{
-    unsigned low, high;
-
-    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-    return low;
-}
-
-
-static int
-best_isa(void)
-{
-    const unsigned need_512 =
-        bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
-    const unsigned need_256 = bit_FMA | bit_F16C | bit_OSXSAVE | bit_AVX;
-    unsigned a, b, c, d, states;
-
-    if (!__get_cpuid(1, &a, &b, &c, &d) || (c & need_256) != need_256) {
-        return CPU_ISA_BASELINE;
-    }
-
-    /* bits 1, 2: xmm and ymm; 5, 6, 7: masks and zmm */
-    states = saved_states();
-    if ((states & 0x06) != 0x06 || !__get_cpuid_count(7, 0, &a, &b, &c, &d)
-        || !(b & bit_AVX2))
-    {
-        return CPU_ISA_BASELINE;
-    }
-
-    if ((states & 0xe0) == 0xe0 && (b & need_512) == need_512
-        && (c & bit_AVX512VNNI))
-    {
-        return CPU_ISA_AVX512;
-    }
-
-    return CPU_ISA_AVX2;
-}
-
-#else
-
-static int
-best_isa(void)
-{
-    return CPU_ISA_BASELINE;
-}
-
-#endif
-
-
-static int
-choose_isa(const char *name, op_err_t *err)
-{
-    const int best = best_isa();
-
-    if (name == NULL) {
-        name = getenv("LLM_ISA");
-        if (name == NULL || *name == '\0') {
-            return best;
-        }
-    }
-
-    for (int isa = 0; isa < CPU_ISA_COUNT; isa++) {
-        if (strcmp(name, isa_names[isa]) != 0) {
-            continue;
-        }
-        if (isa > best) {
-            snprintf(err->text, sizeof(err->text),
-                     "this CPU or its operating system lacks %s; "
-                     "its best is %s",
-                     name, isa_names[best]);
-            return -1;
-        }
-        return isa;
-    }
-
-    snprintf(err->text, sizeof(err->text),
-             "unknown instruction set \"%.32s\"; "
-             "it is one of baseline, avx2, avx512",
-             name);
-    return -1;
-}
 
 
 static void
@@ -150,7 +49,8 @@ static op_dev_t *
 cpu_open(const op_open_t *params, op_err_t *err)
 {
     op_dev_t *dev;
-    const int isa = choose_isa(params->isa, err);
+    const char *note;
+    const int isa = cpu_isa_choose(params->isa, &note, err);
 
     if (isa < 0) {
         return NULL;
@@ -202,9 +102,9 @@ cpu_open(const op_open_t *params, op_err_t *err)
                                                            : ", not pinned";
     }
 
-    snprintf(dev->describe, sizeof(dev->describe), "%s, %d thread%s%s",
-             isa_long_names[dev->isa], threads, threads == 1 ? "" : "s",
-             pinned);
+    snprintf(dev->describe, sizeof(dev->describe), "%s, %d thread%s%s%s",
+             cpu_isa_name(dev->isa), threads, threads == 1 ? "" : "s", pinned,
+             note);
     return dev;
 }
 

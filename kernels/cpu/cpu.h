@@ -1,6 +1,6 @@
 /*
- * What the files of the CPU backend share: the opened device, the instruction
- * sets, and the ops themselves.
+ * What the files of the CPU backend share: the opened device and the ops
+ * themselves.
  *
  * cpu.c owns the device and the op table, cpu_weight.c the weights;
  * cpu_linear.c, cpu_point.c and cpu_attn.c hold the ops.  Each op chooses its
@@ -13,16 +13,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kernels/cpu/cpu_isa.h"
 #include "kernels/cpu/cpu_pool.h"
 #include "kernels/op/op.h"
-
-/* Ordered: a machine that can do one can do those before it. */
-enum {
-    CPU_ISA_BASELINE = 0, /* portable C */
-    CPU_ISA_AVX2 = 1,     /* avx2, fma, f16c */
-    CPU_ISA_AVX512 = 2,   /* avx512f, bw, dq, vl, vnni besides */
-    CPU_ISA_COUNT
-};
 
 /* Bounds buffers on the stack of the attention and RoPE kernels. */
 enum { CPU_MAX_HEAD_DIM = 512 };
@@ -35,7 +28,7 @@ struct op_dev_s {
     int borrows_pool; /* op_open_t's beside */
     int isa;
     op_limits_t limits;
-    char describe[64];
+    char describe[128];
 
     /* Each op family's own scratch, sized by its _prepare(), which is given
      * the old one to replace; freed by its _fini(). */

@@ -87,7 +87,7 @@ static const cpu_attn_kernels_t *
 kernels_of(int isa)
 {
 #if defined(__x86_64__)
-    if (isa == CPU_ISA_AVX512) {
+    if (isa >= CPU_ISA_AVX512) {
         return &cpu_attn_avx512;
     }
     if (isa == CPU_ISA_AVX2) {

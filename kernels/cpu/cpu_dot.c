@@ -278,6 +278,7 @@ const cpu_dot_table_t *
 cpu_dot_baseline(void)
 {
     static const cpu_dot_table_t table = {
+        .chunk_rows = CPU_TILE,
         .quantise = quantise,
         .dot = { [OP_LAY_F32] = dot_float,
                  [OP_LAY_F16] = dot_float,

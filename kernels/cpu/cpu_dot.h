@@ -2,9 +2,9 @@
  * The inner products of linear(): what cpu_linear.c asks of an instruction
  * set, and the quantised activations between them.
  *
- * Three files fill one table each: cpu_dot.c (portable), cpu_dot_avx2.c and
- * cpu_dot_avx512.c.  All give the same bits, because an output is one chain
- * of operations whatever the blocking (op.h, linear):
+ * Four files fill one table each: cpu_dot.c (portable), cpu_dot_avx2.c,
+ * cpu_dot_avx512.c and cpu_dot_amx.c.  All give the same bits, because an output
+ * is one chain of operations whatever the blocking (op.h, linear):
  *   acc = fmaf((float) dot, d_w * d_x, acc), blocks ascending,
  *   low = fmaf(m_w, s_x, low), where s_x = d_x * (float) sum(q_x),
  *   y = acc + low.
@@ -13,6 +13,7 @@
 #ifndef KERNELS_CPU_CPU_DOT_H
 #define KERNELS_CPU_CPU_DOT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -69,7 +70,8 @@ typedef struct {
     const float *x;       /* [rows][n_in], for float layouts */
     float *y;             /* the segment's first output of row 0 */
     int ldy;
-    int add; /* y += instead of y = */
+    int add;       /* y += instead of y = */
+    int8_t *panel; /* this thread's: panel_bytes for each block of inputs */
 } cpu_dot_t;
 
 /* Rows row … row_end − 1 of groups group … group_end − 1; row is a multiple
@@ -84,6 +86,9 @@ typedef struct {
 typedef void (*cpu_dot_fn)(const cpu_dot_t *job, const cpu_range_t *range);
 
 typedef struct {
+    int chunk_rows;  /* a chunk of rows has at least so many, if there are */
+    int panel_bytes; /* or 0: it wants no panel */
+
     /* Quantises one row, 32 * act->n_blocks values. */
     void (*quantise)(const float *x, const cpu_act_t *act, int row);
     cpu_dot_fn dot[OP_LAY_COUNT];
@@ -94,6 +99,10 @@ typedef struct {
 const cpu_dot_table_t *cpu_dot_baseline(void);
 const cpu_dot_table_t *cpu_dot_avx2(void);
 const cpu_dot_table_t *cpu_dot_avx512(void);
+const cpu_dot_table_t *cpu_dot_amx(void); /* over cpu_dot_avx512() */
+
+/* Whether both give the same bits for a product of each quantised layout. */
+bool cpu_dot_same(const cpu_dot_table_t *a, const cpu_dot_table_t *b);
 
 
 /* The entry of (row, block 0). */

@@ -444,6 +444,7 @@ const cpu_dot_table_t *
 cpu_dot_avx2(void)
 {
     static const cpu_dot_table_t table = {
+        .chunk_rows = CPU_TILE,
         .quantise = quantise,
         .dot = { [OP_LAY_F32] = dot_f32,
                  [OP_LAY_F16] = dot_f16,

@@ -13,8 +13,9 @@
 
 #if defined(__AVX512F__) && defined(__AVX512VNNI__)
 
-#include <immintrin.h>
 #include <string.h>
+
+#include "kernels/cpu/cpu_dot_zmm.h"
 
 enum { AHEAD = 4096 }; /* bytes between a load of weights and its prefetch */
 
@@ -35,17 +36,6 @@ four_inputs(const int8_t *q)
 
     memcpy(&v, q, sizeof(v));
     return _mm512_set1_epi32(v);
-}
-
-
-CPU_INLINE __m512
-scales(const uint8_t *p, const int layout)
-{
-    if (lay_is_wide(layout)) {
-        return _mm512_loadu_ps(p);
-    }
-
-    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) p));
 }
 
 
@@ -140,7 +130,7 @@ block(const cursor_t *at, const uint8_t *w, __m512 *acc, __m512 *low,
             dot_q8(at, w, dot, n_r, layout, h);
         }
 
-        __m512 d = scales(w + lay_d_at(layout) + 64 * h, layout);
+        __m512 d = zmm_scales(w + lay_d_at(layout) + 64 * h, layout);
 
         UNROLL
         for (int r = 0; r < n_r; r++) {
@@ -151,28 +141,13 @@ block(const cursor_t *at, const uint8_t *w, __m512 *acc, __m512 *low,
     }
 
     if (lay_has_min(layout)) {
-        __m512 m = scales(w + lay_m_at(layout), layout);
+        __m512 m = zmm_scales(w + lay_m_at(layout), layout);
 
         UNROLL
         for (int r = 0; r < n_r; r++) {
             low[r] = _mm512_fmadd_ps(m, _mm512_set1_ps(at->s[r]), low[r]);
         }
     }
-}
-
-
-CPU_INLINE void
-store(const cpu_dot_t *job, int row, int group, __m512 v)
-{
-    int lanes = cpu_group_lanes(job->seg, group);
-    __mmask16 mask = (__mmask16) ((1u << lanes) - 1);
-    float *y = job->y + (size_t) row * (size_t) job->ldy + group * OP_LANES;
-
-    if (job->add) {
-        v = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, y), v);
-    }
-
-    _mm512_mask_storeu_ps(y, mask, v);
 }
 
 
@@ -215,7 +190,7 @@ quant_tile(const cpu_dot_t *job, int row, int group, const int n_r,
             acc[r] = _mm512_add_ps(acc[r], low[r]);
         }
 
-        store(job, row + r, group, acc[r]);
+        zmm_store(job, row + r, group, acc[r]);
     }
 }
 
@@ -269,7 +244,7 @@ float_tile(const cpu_dot_t *job, int row, int group, const int n_r,
 
     UNROLL
     for (int r = 0; r < n_r; r++) {
-        store(job, row + r, group, acc[r]);
+        zmm_store(job, row + r, group, acc[r]);
     }
 }
 
@@ -400,6 +375,7 @@ const cpu_dot_table_t *
 cpu_dot_avx512(void)
 {
     static const cpu_dot_table_t table = {
+        .chunk_rows = CPU_TILE,
         .quantise = quantise,
         .dot = { [OP_LAY_F32] = dot_f32,
                  [OP_LAY_F16] = dot_f16,

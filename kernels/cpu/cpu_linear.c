@@ -45,7 +45,27 @@ typedef struct {
     float *left;
     uint8_t *empty;
     size_t empty_bytes; /* of one thread */
+
+    int8_t *panels; /* [n_threads], where the instruction set wants them */
+    size_t panel_bytes;
 } linear_t;
+
+
+static const cpu_dot_table_t *
+dot_table(int isa)
+{
+    const cpu_dot_table_t *table = NULL;
+
+    if (isa == CPU_ISA_AMX) {
+        table = cpu_dot_amx();
+    } else if (isa == CPU_ISA_AVX512) {
+        table = cpu_dot_avx512();
+    } else if (isa == CPU_ISA_AVX2) {
+        table = cpu_dot_avx2();
+    }
+
+    return table != NULL ? table : cpu_dot_baseline();
+}
 
 
 /* --- scratch --- */
@@ -79,6 +99,8 @@ act_buffers_free(op_dev_t *dev, linear_t *lin)
     lin->left = NULL;
     free(lin->empty);
     lin->empty = NULL;
+    cpu_free(dev, lin->panels, (size_t) lin->n_threads * lin->panel_bytes);
+    lin->panels = NULL;
 }
 
 
@@ -121,7 +143,14 @@ cpu_linear_prepare(op_dev_t *dev, const op_limits_t *limits)
         }
     }
 
-    return 0;
+    lin->panel_bytes = blocks * (size_t) dot_table(dev->isa)->panel_bytes;
+
+    if (lin->panel_bytes > 0) {
+        lin->panels =
+            cpu_alloc(dev, (size_t) lin->n_threads * lin->panel_bytes);
+    }
+
+    return lin->panels != NULL || lin->panel_bytes == 0 ? 0 : -1;
 }
 
 
@@ -260,6 +289,18 @@ quantise_run(void *arg, int thread, int n_threads)
 }
 
 
+/* NULL where no panels are wanted, nor scratch at all for float weights. */
+static int8_t *
+panel_of(const linear_t *lin, int thread)
+{
+    if (lin == NULL || lin->panels == NULL) {
+        return NULL;
+    }
+
+    return lin->panels + (size_t) thread * lin->panel_bytes;
+}
+
+
 static void
 linear_run(void *arg, int thread, int n_threads)
 {
@@ -280,13 +321,19 @@ linear_run(void *arg, int thread, int n_threads)
                    job->lin->empty + (size_t) thread * job->lin->empty_bytes);
     }
 
-    chunk = chunk < CPU_TILE ? CPU_TILE : chunk;
+    chunk = chunk < job->table->chunk_rows ? job->table->chunk_rows : chunk;
 
     for (int i = 0; i < w->n_segments; i++) {
         const cpu_segment_t *seg = &w->segments[i];
-        cpu_dot_t dot = { seg,      &act,
-                          job->x,   job->y + seg->first_out,
-                          job->ldy, job->left || (job->mode & OP_ADD) };
+        cpu_dot_t dot = {
+            .seg = seg,
+            .act = &act,
+            .x = job->x,
+            .y = job->y + seg->first_out,
+            .ldy = job->ldy,
+            .add = job->left || (job->mode & OP_ADD),
+            .panel = panel_of(job->lin, thread),
+        };
         cpu_range_t range;
 
         if (job->left && lay_is_float((int) seg->layout)) {
@@ -303,21 +350,6 @@ linear_run(void *arg, int thread, int n_threads)
             job->table->dot[seg->layout](&dot, &range);
         }
     }
-}
-
-
-static const cpu_dot_table_t *
-dot_table(int isa)
-{
-    const cpu_dot_table_t *table = NULL;
-
-    if (isa == CPU_ISA_AVX512) {
-        table = cpu_dot_avx512();
-    } else if (isa == CPU_ISA_AVX2) {
-        table = cpu_dot_avx2();
-    }
-
-    return table != NULL ? table : cpu_dot_baseline();
 }
 
 

@@ -47,7 +47,7 @@ typedef struct {
 
 typedef struct {
     int threads;     /* 0: as many as the process may use, less reserved */
-    const char *isa; /* NULL: the best; else "baseline", "avx2", "avx512" */
+    const char *isa; /* NULL: the best; baseline, avx2, avx512, amx */
     int reserved;    /* CPUs that are left to others */
     bool pinned;     /* a CPU for each thread, where all but those reserved
                         are ours */

@@ -1,7 +1,7 @@
 /*
  * How fast linear() is, on the shapes of SmolLM2-135M.
  *
- *   op_bench [isa]        (baseline, avx2, avx512; default: the best)
+ *   op_bench [isa]        (baseline, avx2, avx512, amx; default: the best)
  *
  * For 1 and 2 threads: each product at several row counts, in GB/s of weight
  * bytes and GOP/s, over as many distinct weights as the model has; a pure

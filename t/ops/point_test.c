@@ -21,9 +21,9 @@
 #include "kernels/cpu/cpu_point.h"
 #include "kernels/op/op.h"
 
-enum { N_ISAS = 3, MAX_DEVS = 2 * N_ISAS, MAX_ROWS = 70 };
+enum { N_ISAS = 4, MAX_DEVS = 2 * N_ISAS, MAX_ROWS = 70 };
 
-static const char *const isas[N_ISAS] = { "baseline", "avx2", "avx512" };
+static const char *const isas[N_ISAS] = { "baseline", "avx2", "avx512", "amx" };
 
 static uint64_t state;
 
@@ -402,6 +402,7 @@ test_narrow(void **unused)
 #if defined(__x86_64__)
     tables[CPU_ISA_AVX2] = &cpu_point_avx2;
     tables[CPU_ISA_AVX512] = &cpu_point_avx512;
+    tables[CPU_ISA_AMX] = &cpu_point_avx512;
 #endif
 
     for (uint32_t top = 0; top < 1u << 20; top += BLOCK / 4) {

@@ -429,12 +429,13 @@ test_preemption(void **state)
 static void
 test_instruction_sets(void **state)
 {
-    static const char *const isas[] = { "avx512", "avx2", "baseline" };
+    static const char *const isas[] = { "amx", "avx512", "avx2",
+                                        "baseline" };
 
     (void) state;
     alone_once();
 
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         setup_t setup = base_setup;
         op_err_t op_err;
         const op_open_t how = { .threads = 1, .isa = isas[i] };
@@ -451,7 +452,7 @@ test_instruction_sets(void **state)
         setup.budget = 256;
 
         /* the portable path is slow: fewer requests unless asked for all */
-        if (i == 2 && !whole_matrix) {
+        if (i == 3 && !whole_matrix) {
             setup.n_requests = 5;
         }
 

@@ -404,17 +404,25 @@ open_device(device_t *d, const char *backend, const char *isa, int threads)
 }
 
 
-int
-open_devices(void)
+void
+start_random(void)
 {
-    static const char *const isas[] = { "avx512", "avx2", "baseline" };
-
     seed = getenv("SEED") != NULL ? strtoull(getenv("SEED"), NULL, 10)
                                   : (uint64_t) time(NULL);
     state_bits = seed * 2654435761u + 88172645463325252u;
     printf("# seed %llu\n", (unsigned long long) seed);
+}
 
-    for (int i = 0; i < 3; i++) {
+
+int
+open_devices(void)
+{
+    static const char *const isas[] = { "amx", "avx512", "avx2",
+                                        "baseline" };
+
+    start_random();
+
+    for (int i = 0; i < 4; i++) {
         for (int threads = 1; threads <= 2; threads++) {
             if (open_device(&devices[n_devices], "cpu", isas[i], threads) == 0)
             {

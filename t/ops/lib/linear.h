@@ -14,7 +14,7 @@
 #include "kernels/op/op.h"
 #include "kernels/op/quant.h"
 
-enum { MAX_ROWS = 130, MAX_IN = 1536, MAX_DEVS = 7, N_DTYPES = 11 };
+enum { MAX_ROWS = 130, MAX_IN = 1536, MAX_DEVS = 9, N_DTYPES = 11 };
 
 /* Orders of additions: one sum a row of W; or, for the CUDA backend, 16
  * classes of blocks and a tree (cuda_linear.h). */
@@ -38,7 +38,10 @@ extern device_t ref;
 extern uint64_t seed; /* printed; SEED in the environment sets it */
 
 
-/* 0, or -1: nothing to test. */
+/* Takes the seed from SEED or the clock and prints it. */
+void start_random(void);
+
+/* start_random() and all devices.  0, or -1: nothing to test. */
 int open_devices(void);
 void close_devices(void);
 

@@ -87,7 +87,7 @@ read_run(void *arg, int thread, int n_threads)
         const size_t len = share / streams / STEP * STEP;
         const uint8_t *p = e->data + (size_t) thread * share;
 
-        if (job->wide == CPU_ISA_AVX512) {
+        if (job->wide >= CPU_ISA_AVX512) {
             read_wide(p, len, job->way);
         } else if (job->wide == CPU_ISA_AVX2) {
             read_narrow(p, len, job->way);
@@ -184,7 +184,7 @@ peak_dots(op_dev_t *dev)
         (double) cpu_pool_threads(dev->pool) * DOT_LOOPS * DOT_CHAINS;
 
 #if defined(__x86_64__)
-    if (dev->isa == CPU_ISA_AVX512) {
+    if (dev->isa >= CPU_ISA_AVX512) {
         cpu_pool_run(dev->pool, dots_wide, NULL);
         return calls * 128;
     }
