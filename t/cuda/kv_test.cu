@@ -1,7 +1,7 @@
 /*
- * The GPU's KV pool, emulated, or on a GPU (t/gpu.sh): RoPE with the bits of the
- * CPU backend, pages that hold what op.h says where cuda_kv.h says, copies of
- * pages in order.
+ * The GPU's KV pool, emulated, or on a GPU (t/gpu.sh): RoPE with the bits of
+ * the CPU backend, pages that hold what op.h says where cuda_kv.h says, copies
+ * of pages in order.
  *
  *   kv_test [name]    SEED in the environment gives the seed
  */
