@@ -102,7 +102,7 @@ tests=(t/*.t build/t/unit/*_test build/t/ops/*_test build/t/shim/*_test
 if [ "$what" = check ]; then
     export LLM_TEST_LONG=1
     build SAN=address,undefined all units shim cuda-tests \
-        build-address,undefined/t/ops/dense_test
+        build-address,undefined/t/ops/{dense,schedule}_test
     build SAN=thread BUILD=build-thread units ops shim cuda-tests
     build CC=clang-14 BUILD=build-fuzz SAN=fuzzer-no-link,address,undefined \
         fuzz
@@ -111,9 +111,9 @@ if [ "$what" = check ]; then
             build-thread/t/ops/pool_test
             build-address,undefined/t/shim/*_test
             build-address,undefined/t/cuda/*_test
-            build-address,undefined/t/ops/dense_test
+            build-address,undefined/t/ops/{dense,schedule}_test
             build-thread/t/shim/*_test build-thread/t/cuda/*_test
-            build-thread/t/ops/dense_test)
+            build-thread/t/ops/{dense,schedule}_test)
 fi
 
 # the matrix unit's twin: much of it every day, and all of it in a check

@@ -198,8 +198,6 @@ main(void)
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     more = false;
     first_count = 3;
-    n_requests = CYCLE;
-    n_preemptions = 2;
 #endif
 
     log_open(NULL, LOG_WARN);

@@ -57,7 +57,8 @@ sub free_port {
     return $port;
 }
 
-# Options: model, engine (lines of the llm_engine block), http, server, main
+# Options: model, program (an engine that is not the build's, of the same name),
+# engine (lines of the llm_engine block), http, server, main
 # (more lines there), location (lines beside llm_pass), listen (parameters),
 # workers, conf (a whole file instead).  %%DIR%%, %%PORT%%, %%MODEL%%, %%BUILD%% are replaced.
 sub new {
@@ -71,7 +72,8 @@ sub new {
     mkdir "$self->{dir}/bin";
 
     # nginx's user must be able to execute the engine and read the model
-    for my $file ("$build/llm-engine", "$build/ngx_http_llm_module.so") {
+    for my $file ($self->{program} || "$build/llm-engine",
+        "$build/ngx_http_llm_module.so") {
         my ($name) = $file =~ m{([^/]+)$};
         link($file, "$self->{dir}/bin/$name")
             || system('cp', $file, "$self->{dir}/bin/$name") == 0
