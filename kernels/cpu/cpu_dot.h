@@ -3,8 +3,8 @@
  * set, and the quantised activations between them.
  *
  * Four files fill one table each: cpu_dot.c (portable), cpu_dot_avx2.c,
- * cpu_dot_avx512.c and cpu_dot_amx.c.  All give the same bits, because an output
- * is one chain of operations whatever the blocking (op.h, linear):
+ * cpu_dot_avx512.c and cpu_dot_amx.c.  All give the same bits, because an
+ * output is one chain of operations whatever the blocking (op.h, linear):
  *   acc = fmaf((float) dot, d_w * d_x, acc), blocks ascending,
  *   low = fmaf(m_w, s_x, low), where s_x = d_x * (float) sum(q_x),
  *   y = acc + low.

@@ -429,8 +429,7 @@ test_preemption(void **state)
 static void
 test_instruction_sets(void **state)
 {
-    static const char *const isas[] = { "amx", "avx512", "avx2",
-                                        "baseline" };
+    static const char *const isas[] = { "amx", "avx512", "avx2", "baseline" };
 
     (void) state;
     alone_once();

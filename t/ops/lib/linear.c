@@ -417,8 +417,7 @@ start_random(void)
 int
 open_devices(void)
 {
-    static const char *const isas[] = { "amx", "avx512", "avx2",
-                                        "baseline" };
+    static const char *const isas[] = { "amx", "avx512", "avx2", "baseline" };
 
     start_random();
 
