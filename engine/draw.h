@@ -10,8 +10,8 @@
 #include "engine/engine.h"
 
 
-/* What the backend needs for it, from the device's memory; then the host's part.
- * Both after the model was loaded. */
+/* What the backend needs for it, from the device's memory; then the host's
+ * part.  Both after the model was loaded. */
 int draw_reserve(engine_t *engine, llm_err_t *err);
 int draw_open(engine_t *engine, llm_err_t *err);
 void draw_close(engine_t *engine);

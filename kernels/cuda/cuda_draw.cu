@@ -5,10 +5,10 @@
  *
  * One thread block has a row and goes over it as seldom as what is wanted
  * allows: once for the largest logit, once for sums of weights, once for each
- * goal that is searched (cuda_draw.cuh).
+ * goal that is searched (cuda_draw_find.cuh).
  */
 
-#include "kernels/cuda/cuda_draw.cuh"
+#include "kernels/cuda/cuda_draw_find.cuh"
 
 #include <assert.h>
 #include <stdio.h>
@@ -305,21 +305,21 @@ draw_token(draw_shared_t *s, const op_draw_t *draw, draw_row_t *row,
 
 
 __global__ void
-__launch_bounds__(DRAW_THREADS) draw_rows(const call_t call)
+__launch_bounds__(DRAW_THREADS, 1) draw_rows(const call_t call)
 {
     __shared__ draw_shared_t shared;
     draw_shared_t *s = &shared;
-    const op_draw_t draw = call.draws[blockIdx.x];
+    const op_draw_t *draw = &call.draws[blockIdx.x];
     op_drawn_t *drawn = &call.drawn[blockIdx.x];
-    float *x = call.logits + (size_t) draw.row * call.n_vocab;
-    const op_adjust_t *list = call.adjusts + draw.adjusts;
-    float *was = call.was + draw.adjusts;
-    const int n_adjusts = draw.n_bias + draw.n_masked + draw.n_seen;
-    const bool scored = draw.n_top >= 0;
+    float *x = call.logits + (size_t) draw->row * call.n_vocab;
+    const op_adjust_t *list = call.adjusts + draw->adjusts;
+    float *was = call.was + draw->adjusts;
+    const int n_adjusts = draw->n_bias + draw->n_masked + draw->n_seen;
+    const bool scored = draw->n_top >= 0;
     draw_row_t row = { x, call.n_vocab, -INFINITY, 1.0f, 0.0f, 0.0f };
     score_t score = { 0.0f, 0.0 };
     draw_sum_t all = { 0, 0 };
-    int token = draw.token;
+    int token = draw->token;
 
     if (threadIdx.x == 0) {
         drawn->n_top = 0;
@@ -327,37 +327,37 @@ __launch_bounds__(DRAW_THREADS) draw_rows(const call_t call)
 
     int first = draw_largest(s, x, row.n, &row.max);
 
-    if (scored || draw.kind == OP_SCORE) {
+    if (scored || draw->kind == OP_SCORE) {
         const float max = row.max;
 
-        all = score_row(s, &draw, &row, &score, drawn);
+        all = score_row(s, draw, &row, &score, drawn);
         row.max = max;
     }
 
-    if (draw.kind == OP_DRAW) {
+    if (draw->kind == OP_DRAW) {
         if (n_adjusts > 0) {
-            adjust(&draw, x, row.n, list, was);
+            adjust(draw, x, row.n, list, was);
             first = draw_largest(s, x, row.n, &row.max);
             all.count = 0;
         }
 
         /* written so that NaN is greedy, too */
-        token =
-            draw.temperature > 0.0f && row.max >= -FLT_MAX && row.max <= FLT_MAX
-                ? draw_token(s, &draw, &row, all)
-                : first;
+        token = draw->temperature > 0.0f && row.max >= -FLT_MAX
+                        && row.max <= FLT_MAX
+                    ? draw_token(s, draw, &row, all)
+                    : first;
     }
 
     const bool there = token >= 0 && token < row.n;
     float raw = there ? x[token] : 0.0f;
 
-    if (scored && draw.kind == OP_DRAW && n_adjusts > 0) {
+    if (scored && draw->kind == OP_DRAW && n_adjusts > 0) {
         raw = raw_logit(s, token, raw, list, was, n_adjusts);
     }
 
     if (threadIdx.x == 0) {
         drawn->token = token;
-        drawn->logprob = there && (scored || draw.kind == OP_SCORE)
+        drawn->logprob = there && (scored || draw->kind == OP_SCORE)
                              ? logprob_of(raw, &score)
                              : __uint_as_float(NO_NUMBER);
     }
