@@ -24,7 +24,7 @@
 #include "t/shim/options.h"
 #include "t/unit/random.h"
 
-enum { ROWS = 5, N_MAX = 49152, ADJUSTS = 4096, LIST = 40 };
+enum { ROWS = 5, FIRST = 3, N_MAX = 49152, ADJUSTS = 4096, LIST = 40 };
 
 /* not there with TEST_CUDA=gpu */
 #pragma weak shim_options
@@ -241,7 +241,8 @@ draw_rows(int n, op_draw_t *draws, op_drawn_t *drawn)
                                          .n = ROWS,
                                          .adjusts = adjusts,
                                          .n_adjusts = at,
-                                         .drawn = drawn });
+                                         .first = FIRST });
+    cuda_ops.drawn(dev, drawn, FIRST, ROWS);
 
     if (cuda_ops.check(dev, &err) != 0) {
         fail_msg("%s", err.text);
@@ -295,6 +296,7 @@ run_round(int n, bool adjusted)
     op_drawn_t drawn[ROWS];
     const op_draw_limits_t limits = { .n_vocab = n,
                                       .max_rows = ROWS,
+                                      .max_places = FIRST + ROWS,
                                       .max_adjusts = ADJUSTS };
     arena_t *arena = arena_create(1 << 16);
     samp_t *samp = samp_create(n);
@@ -382,7 +384,9 @@ static void
 test_flat(void **state)
 {
     enum { N = 4096 };
-    const op_draw_limits_t limits = { .n_vocab = N, .max_rows = ROWS };
+    const op_draw_limits_t limits = { .n_vocab = N,
+                                      .max_rows = ROWS,
+                                      .max_places = ROWS };
     float *x = cuda_ops.alloc(dev, N * sizeof(float));
     op_err_t err;
 
@@ -403,7 +407,8 @@ test_flat(void **state)
 
         cuda_ops.draw(
             dev, &(op_draw_job_t){
-                     .logits = x, .draws = &draw, .n = 1, .drawn = &drawn });
+                     .logits = x, .draws = &draw, .n = 1, .first = i % ROWS });
+        cuda_ops.drawn(dev, &drawn, i % ROWS, 1);
         assert_int_equal(drawn.token, (int) (share * N / 2));
     }
 
@@ -415,9 +420,9 @@ test_flat(void **state)
 static void
 test_no_memory(void **state)
 {
-    const op_draw_limits_t limits = { .n_vocab = 100,
-                                      .max_rows = ROWS,
-                                      .max_adjusts = 10 };
+    const op_draw_limits_t limits = {
+        .n_vocab = 100, .max_rows = ROWS, .max_places = ROWS, .max_adjusts = 10
+    };
     int failed = 0;
 
     (void) state;
