@@ -13,11 +13,16 @@
 #include "t/shim/options.h"
 #include "t/unit/random.h"
 
-enum { N_ASKED = 32, N_WANTED = 40, N_CROWD = 80, N_DRAWS = 4096 };
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { N_ASKED = 14 };
+#else
+enum { N_ASKED = 28 };
+#endif
+
+enum { N_WANTED = 40, N_CROWD = 80, N_DRAWS = 4096 };
 
 typedef struct {
     const char *words[6];
-    int preempted; /* so many at least */
     bool drafts;
     uint64_t seed; /* of the shim */
     int workers;
@@ -230,7 +235,8 @@ is_busy(request_t *const *reqs)
 }
 
 
-static void
+/* How many were preempted for want of pages. */
+static int
 run_storm(const setup_t *setup, random_t *dice, const buf_t *want)
 {
     engine_t *engine = tiny_engine(setup->words);
@@ -265,13 +271,14 @@ run_storm(const setup_t *setup, random_t *dice, const buf_t *want)
                   (int) llm_stats_get(&engine->stats->spec_accepted),
                   (int) llm_stats_get(&engine->stats->spec_draft_tokens));
     assert_true(engine->n_taken > 0 && engine->n_ahead > engine->n_taken);
-    assert_true((int) sched_preemptions(engine->sched)
-                >= n_preempted + setup->preempted);
     assert_true(n_preempted > 0 || engine->prefix == NULL);
     assert_true(!setup->drafts
                 || llm_stats_get(&engine->stats->spec_draft_tokens) > 0);
     assert_int_equal(pages_used(engine), 0);
+    n_preempted = (int) sched_preemptions(engine->sched) - n_preempted;
     engine_close(engine);
+
+    return n_preempted;
 }
 
 
@@ -283,11 +290,9 @@ test_storm(void **unused)
           .workers = 1 },
         { { "device=cuda", "kv_cache_memory=144k",
             "max_num_batched_tokens=24" },
-          .preempted = 1,
           .seed = 1,
           .workers = 2 },
-        { { "device=cuda", "kv_cache_memory=144k", "prefix_caching=off" },
-          .preempted = 1,
+        { { "device=cuda", "kv_cache_memory=136k", "prefix_caching=off" },
           .seed = 2,
           .workers = 1 },
         { { "device=cuda", "kv_cache_memory=256k", "speculative=ngram:1:3" },
@@ -296,13 +301,13 @@ test_storm(void **unused)
           .workers = 1 },
         { { "device=cuda", "kv_cache_memory=144k", "speculative=ngram:2:3",
             "num_speculative_tokens=2" },
-          .preempted = 1,
           .drafts = true,
           .workers = 1 },
     };
     static buf_t want[N_ASKED];
     shim_options_t *shim = shim_options();
     random_t dice = random_start("storm");
+    int n_preempted = 0;
 
     (void) unused;
 
@@ -320,9 +325,10 @@ test_storm(void **unused)
     for (int k = 0; k < 5; k++) {
         shim->seed = setups[k].seed;
         shim->workers = setups[k].workers;
-        run_storm(&setups[k], &dice, want);
+        n_preempted += run_storm(&setups[k], &dice, want);
     }
 
+    assert_true(n_preempted > 0);
     tiny_output_ratio = 0;
     shim->seed = 0;
     shim->workers = 1;
