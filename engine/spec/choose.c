@@ -171,19 +171,19 @@ spec_choose(const cost_t *cost, cost_step_t step, int room, spec_bid_t *bids,
 }
 
 
-int
+bool
 spec_allowed(spec_trial_t *trial)
 {
     if (trial->n_plain < TRIAL) {
-        return 0;
+        return false;
     }
 
     if (trial->rest > 0) {
         trial->rest--;
-        return 0;
+        return false;
     }
 
-    return 1;
+    return true;
 }
 
 
@@ -201,7 +201,7 @@ average(double *mean, double ns)
 
 
 void
-spec_tried(spec_trial_t *trial, int drafted, double ns)
+spec_tried(spec_trial_t *trial, bool drafted, double ns)
 {
     if (!drafted) {
         average(&trial->plain, ns);

@@ -11,6 +11,7 @@
 #ifndef ENGINE_SPEC_CHOOSE_H
 #define ENGINE_SPEC_CHOOSE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "engine/sched/cost.h"
@@ -70,9 +71,9 @@ void spec_choose(const cost_t *cost, cost_step_t step, int room,
                  spec_bid_t *bids, int n_bids);
 
 /* May the next step have drafts? */
-int spec_allowed(spec_trial_t *trial);
+bool spec_allowed(spec_trial_t *trial);
 
 /* A step that did nothing but decode took so long for each token. */
-void spec_tried(spec_trial_t *trial, int drafted, double ns);
+void spec_tried(spec_trial_t *trial, bool drafted, double ns);
 
 #endif /* ENGINE_SPEC_CHOOSE_H */

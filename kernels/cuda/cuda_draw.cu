@@ -78,7 +78,7 @@ find_top(draw_shared_t *s, const draw_row_t *row, const score_t *score,
             const draw_units_t key = draw_key(row->x[i], i);
 
             if (key <= last) {
-                s->key[atomicAdd(&s->n_listed, 1u)] = key;
+                s->key[add_count(&s->n_listed, 1u)] = key;
             }
         }
     }
@@ -209,8 +209,7 @@ adjust(const op_draw_t *draw, float *x, int n, const op_adjust_t *list,
 
     for (int i = masks + thread; i < seen; i += DRAW_THREADS) {
         if (list[i].token >= 0 && list[i].token < n) {
-            atomicExch((unsigned *) &x[list[i].token],
-                       __float_as_uint(-INFINITY)); /* some come twice */
+            store_same(&x[list[i].token], -INFINITY); /* some come twice */
         }
     }
 

@@ -33,8 +33,8 @@ draw_put(draw_shared_t *s, const draw_row_t *row, float x, draw_sum_t *low,
         low->count++;
         low->units += units;
     } else {
-        atomicAdd(&s->count[bin], 1u);
-        atomicAdd(&s->units[bin], units);
+        add_count(&s->count[bin], 1u);
+        add_units(&s->units[bin], units);
     }
 }
 
@@ -243,8 +243,8 @@ draw_narrow(draw_shared_t *s, const draw_row_t *row, const draw_sum_t *goal,
         if (draw_in_part(row, part, row->x[i], i, &key)) {
             const unsigned digit = (unsigned) (key >> shift) % DRAW_DIGITS;
 
-            atomicAdd(&s->digit_count[digit], 1u);
-            atomicAdd(&s->digit_units[digit], draw_weight_of(row, row->x[i]));
+            add_count(&s->digit_count[digit], 1u);
+            add_units(&s->digit_units[digit], draw_weight_of(row, row->x[i]));
         }
     }
 
@@ -311,7 +311,7 @@ draw_list(draw_shared_t *s, const draw_row_t *row, const draw_part_t *part)
 #pragma unroll
         for (int j = 0; j < DRAW_BATCH; j++) {
             if (draw_in_part(row, part, x[j], i + j * DRAW_THREADS, &key)) {
-                const unsigned at = atomicAdd(&s->n_listed, 1u);
+                const unsigned at = add_count(&s->n_listed, 1u);
 
                 s->key[at] = key;
                 s->weight[at] = draw_weight_of(row, x[j]);

@@ -402,4 +402,30 @@ high_half(uint32_t word)
     return (uint16_t) (word >> 16);
 }
 
+
+/* --- what threads of a block do to the same word: integers only, for their
+ * sums are the same in any order --- */
+
+/* What was there before. */
+static __device__ __forceinline__ unsigned
+add_count(unsigned *at, unsigned n)
+{
+    return atomicAdd(at, n);
+}
+
+
+static __device__ __forceinline__ void
+add_units(unsigned long long *at, unsigned long long n)
+{
+    atomicAdd(at, n);
+}
+
+
+/* Several may store the same. */
+static __device__ __forceinline__ void
+store_same(float *at, float value)
+{
+    atomicExch((unsigned *) at, __float_as_uint(value));
+}
+
 #endif

@@ -416,7 +416,32 @@ test_flat(void **state)
 }
 
 
-/* Nothing is drawn on a device that has failed, and it says so. */
+/* What is reserved is missing from the device's memory, where the engine looks
+ * before it takes the rest for pages; and comes back. */
+static void
+test_memory(void **state)
+{
+    enum { MANY = 1 << 20 };
+    const op_draw_limits_t small = { .n_vocab = 100, .max_rows = 1 };
+    const op_draw_limits_t large = { .n_vocab = 100,
+                                     .max_rows = 1,
+                                     .max_adjusts = MANY };
+    op_err_t err;
+
+    (void) state;
+    assert_int_equal(cuda_ops.draw_prepare(dev, &small, &err), 0);
+
+    const size_t before = cuda_ops.memory(dev).free;
+
+    assert_int_equal(cuda_ops.draw_prepare(dev, &large, &err), 0);
+    assert_true(before - cuda_ops.memory(dev).free
+                >= (MANY - 1000) * (sizeof(op_adjust_t) + sizeof(float)));
+    assert_int_equal(cuda_ops.draw_prepare(dev, &small, &err), 0);
+    assert_true(cuda_ops.memory(dev).free >= before);
+}
+
+
+/* No memory, one allocation after the other: it says so, and later it works. */
 static void
 test_no_memory(void **state)
 {
@@ -459,9 +484,8 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_draws),
-        cmocka_unit_test(test_adjusted),
-        cmocka_unit_test(test_flat),
+        cmocka_unit_test(test_memory),    cmocka_unit_test(test_draws),
+        cmocka_unit_test(test_adjusted),  cmocka_unit_test(test_flat),
         cmocka_unit_test(test_no_memory),
     };
     op_err_t err;
