@@ -21,6 +21,9 @@ enum { N_ASKED = 28 };
 
 enum { N_WANTED = 40, N_CROWD = 80, N_DRAWS = 4096 };
 
+/* of the runtime: errors that stay go with it */
+int cudaDeviceReset(void);
+
 typedef struct {
     const char *words[6];
     bool drafts;
@@ -491,6 +494,67 @@ test_crowd(void **unused)
 }
 
 
+/* The answers so far are those of a device that works; all of them, if it went
+ * on. */
+static void
+check_failed(engine_t *engine, request_t *const *reqs, const buf_t *want)
+{
+    for (int i = 0; i < 2; i++) {
+        const seq_t *seq = &reqs[i]->seq;
+
+        assert_true(engine->failed || reqs[i]->finished);
+        assert_memory_equal(seq->tokens, want[i].data,
+                            (size_t) seq->n_tokens * sizeof(int32_t));
+    }
+}
+
+
+/* Whatever fails, and whenever: nobody gets a token that was computed on a
+ * device that had failed, or from one. */
+static void
+test_failures(void **unused)
+{
+    static const char *const words[] = { "device=cuda", "kv_cache_memory=1m",
+                                         NULL };
+    static const shim_fail_t kinds[] = { SHIM_FAIL_LAUNCH, SHIM_FAIL_ASYNC,
+                                         SHIM_FAIL_CALL };
+    buf_t want[2] = { { 0 } };
+    int n_failed = 0;
+
+    (void) unused;
+    run_alone(18, true, &want[0]);
+    run_alone(27, true, &want[1]);
+
+    for (int k = 0; k < 3; k++) {
+        for (uint64_t at = 1; at <= 240; at += 13) {
+            engine_t *engine = tiny_engine(words);
+            request_t *reqs[] = { submit(engine, 18, false),
+                                  submit(engine, 27, false) };
+            int steps = 0;
+
+            shim_options()->seed = at % 3;
+            shim_fail_at(kinds[k], at);
+
+            while (engine_step(engine)) {
+                assert_true(++steps < 100);
+            }
+
+            shim_fail_at(kinds[k], 0);
+            shim_options()->seed = 0;
+            n_failed += engine->failed;
+            check_failed(engine, reqs, want);
+            engine_close(engine);
+            cudaDeviceReset();
+        }
+    }
+
+    print_message("# the device failed %d times\n", n_failed);
+    assert_true(n_failed > 20);
+    buf_fini(&want[0]);
+    buf_fini(&want[1]);
+}
+
+
 int
 main(void)
 {
@@ -498,9 +562,10 @@ main(void)
         cmocka_unit_test(test_overlap),
         cmocka_unit_test(test_crowd),
         cmocka_unit_test(test_storm),
+        cmocka_unit_test(test_failures),
     };
 
-    log_open(NULL, LOG_WARN);
+    log_open(NULL, LOG_EMERG);
     cmocka_set_message_output(CM_OUTPUT_TAP);
 
     return cmocka_run_group_tests(tests, NULL, NULL);

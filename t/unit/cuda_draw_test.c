@@ -422,10 +422,12 @@ static void
 test_memory(void **state)
 {
     enum { MANY = 1 << 20 };
-    const op_draw_limits_t small = { .n_vocab = 100, .max_rows = 1 };
-    const op_draw_limits_t large = { .n_vocab = 100,
+    const op_draw_limits_t small = { .n_vocab = 100,
                                      .max_rows = 1,
-                                     .max_adjusts = MANY };
+                                     .max_places = 1 };
+    const op_draw_limits_t large = {
+        .n_vocab = 100, .max_rows = 1, .max_places = 1, .max_adjusts = MANY
+    };
     op_err_t err;
 
     (void) state;
