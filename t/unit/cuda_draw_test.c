@@ -416,6 +416,79 @@ test_flat(void **state)
 }
 
 
+/* Tokens that are drawn, read by embed() from their places before the host has
+ * seen them; and the draws' results, later. */
+static void
+test_places(void **state)
+{
+    enum { N = 64, N_IN = 32, PLACES = 12 };
+    static float table[N * N_IN], got[PLACES * N_IN];
+    static int32_t tokens[PLACES];
+    const op_draw_limits_t limits = { .n_vocab = N,
+                                      .max_rows = ROWS,
+                                      .max_places = PLACES };
+    const op_limits_t step = { .max_rows = PLACES,
+                               .max_seqs = 1,
+                               .max_len = PLACES,
+                               .max_in = N_IN,
+                               .n_heads = 1,
+                               .n_kv_heads = 1,
+                               .head_dim = 64 };
+    const op_tensor_t part = { table, OP_F32, N_IN, N };
+    op_err_t err;
+
+    (void) state;
+    assert_int_equal(cuda_ops.prepare(dev, &step, &err), 0);
+    assert_int_equal(cuda_ops.draw_prepare(dev, &limits, &err), 0);
+
+    float *x = cuda_ops.alloc(dev, N * sizeof(float)); /* all the same */
+    float *y = cuda_ops.alloc(dev, sizeof(got));
+
+    for (int i = 0; i < N * N_IN; i++) {
+        table[i] = (float) i;
+    }
+
+    op_weight_t *w = cuda_ops.weight(dev, &part, 1, &err);
+
+    assert_true(x != NULL && y != NULL && w != NULL);
+
+    for (int i = 0; i < PLACES; i++) {
+        const int place = i * 5 % PLACES;
+        const op_draw_t draw = { .kind = OP_DRAW,
+                                 .n_top = -1,
+                                 .top_p = 1,
+                                 .temperature = 1,
+                                 .depth = -25,
+                                 .u = (float) (i + 1) / (PLACES + 1) };
+
+        cuda_ops.draw(
+            dev, &(op_draw_job_t){
+                     .logits = x, .draws = &draw, .n = 1, .first = place });
+        tokens[i] = -1 - place;
+    }
+
+    tokens[3] = 7;
+    cuda_ops.embed(dev, y, w, tokens, PLACES);
+    cuda_ops.get(dev, got, y, sizeof(got));
+
+    for (int i = 0; i < PLACES; i++) {
+        op_drawn_t drawn;
+
+        cuda_ops.drawn(dev, &drawn, i * 5 % PLACES, 1);
+        assert_int_equal(drawn.token, (i + 1) * N / (PLACES + 1));
+
+        const int32_t token = i == 3 ? 7 : drawn.token;
+
+        assert_memory_equal(got + i * N_IN, table + token * N_IN,
+                            N_IN * sizeof(float));
+    }
+
+    cuda_ops.weight_free(dev, w);
+    cuda_ops.free(dev, x, N * sizeof(float));
+    cuda_ops.free(dev, y, sizeof(got));
+}
+
+
 /* What is reserved is missing from the device's memory, where the engine looks
  * before it takes the rest for pages; and comes back. */
 static void
@@ -486,9 +559,9 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_memory),    cmocka_unit_test(test_draws),
-        cmocka_unit_test(test_adjusted),  cmocka_unit_test(test_flat),
-        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_memory),   cmocka_unit_test(test_draws),
+        cmocka_unit_test(test_adjusted), cmocka_unit_test(test_flat),
+        cmocka_unit_test(test_places),   cmocka_unit_test(test_no_memory),
     };
     op_err_t err;
 
