@@ -238,8 +238,15 @@ is_busy(request_t *const *reqs)
 }
 
 
-/* How many were preempted for want of pages. */
-static int
+/* What happened in all storms. */
+static struct {
+    int preempted; /* for want of pages, */
+    int forced;    /* or by preempt() */
+    int in_vain;   /* rows */
+} storms;
+
+
+static void
 run_storm(const setup_t *setup, random_t *dice, const buf_t *want)
 {
     engine_t *engine = tiny_engine(setup->words);
@@ -273,15 +280,14 @@ run_storm(const setup_t *setup, random_t *dice, const buf_t *want)
                   (int) engine->n_taken, (int) sched_preemptions(engine->sched),
                   (int) llm_stats_get(&engine->stats->spec_accepted),
                   (int) llm_stats_get(&engine->stats->spec_draft_tokens));
-    assert_true(engine->n_taken > 0 && engine->n_ahead > engine->n_taken);
-    assert_true(n_preempted > 0 || engine->prefix == NULL);
+    assert_true(engine->n_taken > 0 && engine->n_ahead >= engine->n_taken);
     assert_true(!setup->drafts
                 || llm_stats_get(&engine->stats->spec_draft_tokens) > 0);
     assert_int_equal(pages_used(engine), 0);
-    n_preempted = (int) sched_preemptions(engine->sched) - n_preempted;
+    storms.preempted += (int) sched_preemptions(engine->sched) - n_preempted;
+    storms.forced += n_preempted;
+    storms.in_vain += (int) (engine->n_ahead - engine->n_taken);
     engine_close(engine);
-
-    return n_preempted;
 }
 
 
@@ -291,7 +297,7 @@ test_storm(void **unused)
     static const setup_t setups[] = {
         { { "device=cuda", "kv_cache_memory=1m", "max_num_batched_tokens=64" },
           .workers = 1 },
-        { { "device=cuda", "kv_cache_memory=144k",
+        { { "device=cuda", "kv_cache_memory=136k",
             "max_num_batched_tokens=24" },
           .seed = 1,
           .workers = 2 },
@@ -302,7 +308,7 @@ test_storm(void **unused)
           .drafts = true,
           .seed = 3,
           .workers = 1 },
-        { { "device=cuda", "kv_cache_memory=144k", "speculative=ngram:2:3",
+        { { "device=cuda", "kv_cache_memory=136k", "speculative=ngram:2:3",
             "num_speculative_tokens=2" },
           .drafts = true,
           .workers = 1 },
@@ -310,7 +316,6 @@ test_storm(void **unused)
     static buf_t want[N_ASKED];
     shim_options_t *shim = shim_options();
     random_t dice = random_start("storm");
-    int n_preempted = 0;
 
     (void) unused;
 
@@ -328,10 +333,11 @@ test_storm(void **unused)
     for (int k = 0; k < 5; k++) {
         shim->seed = setups[k].seed;
         shim->workers = setups[k].workers;
-        n_preempted += run_storm(&setups[k], &dice, want);
+        run_storm(&setups[k], &dice, want);
     }
 
-    assert_true(n_preempted > 0);
+    assert_true(storms.preempted > 0 && storms.forced > 0);
+    assert_true(storms.in_vain > 0);
     tiny_output_ratio = 0;
     shim->seed = 0;
     shim->workers = 1;
