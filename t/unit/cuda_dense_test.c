@@ -214,7 +214,7 @@ test_launches(void **unused)
     engine_step(engine);
     print_message("# %d launches in a step of %d layers\n",
                   (int) (shim_stats.launches - before), n_layers);
-    assert_true(shim_stats.launches - before <= 5 + 6 * (uint64_t) n_layers);
+    assert_true(shim_stats.launches - before <= 6 + 6 * (uint64_t) n_layers);
     run_all(engine);
     request_destroy(req);
     engine_close(engine);
