@@ -160,7 +160,7 @@ test_same_answers(void **state)
            (unsigned) passes.verified, (unsigned) passes.beside,
            (unsigned) passes.drafted_by_graphs, (unsigned) passes.replayed,
            (unsigned) passes.padded);
-    check_drafters();
+    check_drafters(first_count == 0);
     assert_true(passes.beside > 0 && passes.drafted_by_graphs > 0);
     assert_true(passes.replayed > 0 && passes.padded > 0);
 }

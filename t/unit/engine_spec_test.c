@@ -56,7 +56,7 @@ test_same_answers(void **state)
         }
     }
 
-    check_drafters();
+    check_drafters(first_count == 0);
 }
 
 
