@@ -13,9 +13,11 @@
 #include <string.h>
 
 #include "engine/sample/logits.h"
+#include "engine/sample/math.h"
 #include "engine/sample/rng.h"
 
 _Static_assert((int) SAMP_TOP_MAX == (int) OP_TOP_MAX, "as many alternatives");
+_Static_assert((int) MATH_WEIGHTS_MAX == (int) OP_VOCAB_MAX, "as many tokens");
 
 /* Draws for the backend that wait for one call, and where results go. */
 struct draw_queue_s {
