@@ -14,9 +14,11 @@
 
 #include "engine/ahead.h"
 #include "engine/sample/logits.h"
+#include "engine/sample/math.h"
 #include "engine/sample/rng.h"
 
 _Static_assert((int) SAMP_TOP_MAX == (int) OP_TOP_MAX, "as many alternatives");
+_Static_assert((int) MATH_WEIGHTS_MAX == (int) OP_VOCAB_MAX, "as many tokens");
 
 /* Draws for the backend that wait for one call. */
 struct draw_queue_s {

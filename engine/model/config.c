@@ -38,9 +38,6 @@ typedef struct {
 
 enum { NO_DEFAULT = -1 };
 
-/* sums over a row of logits are exact up to here (engine/sample/math.h) */
-enum { N_VOCAB_MAX = 1 << 19 };
-
 
 static key_name_t
 key_name(const reader_t *r, const char *key)
@@ -306,10 +303,10 @@ read_vocab(const reader_t *r, model_config_t *c)
         return missing(r, key);
     }
 
-    if (n < 1 || n > N_VOCAB_MAX) {
+    if (n < 1 || n > OP_VOCAB_MAX) {
         return gguf_err(r->gguf, r->err,
                         "key \"%s\" has %lld elements; 1 to %d are possible",
-                        key, (long long) n, N_VOCAB_MAX);
+                        key, (long long) n, OP_VOCAB_MAX);
     }
 
     if (!gguf_tensor(r->gguf, name, &embd)) {

@@ -59,17 +59,11 @@ read_answer(const request_t *req, answer_t *answer)
     memset(answer, 0, sizeof(*answer));
     assert_true(req->finished);
 
-    for (size_t pos = 0; pos < req->out.len;) {
-        llm_record_t record;
-        llm_logprob_t entry;
-        uint32_t len, at = 0;
+    llm_record_t record;
 
-        memcpy(&len, req->out.data + pos, sizeof(len));
-        pos += sizeof(len);
-        assert_int_equal(
-            llm_record_decode((uint8_t *) req->out.data + pos, len, &record),
-            0);
-        pos += len;
+    for (size_t pos = 0; next_record(req, &pos, &record);) {
+        llm_logprob_t entry;
+        uint32_t at = 0;
 
         while (record.type == LLM_REC_DELTA
                && llm_logprob_next(&record.u.delta, &at, &entry))

@@ -138,17 +138,11 @@ test_failure(void **unused)
 static void
 answer_of(const request_t *req, buf_t *out)
 {
-    for (size_t pos = 0; pos < req->out.len;) {
-        llm_record_t record;
-        llm_logprob_t entry;
-        uint32_t len, at = 0;
+    llm_record_t record;
 
-        memcpy(&len, req->out.data + pos, sizeof(len));
-        pos += sizeof(len);
-        assert_int_equal(
-            llm_record_decode((uint8_t *) req->out.data + pos, len, &record),
-            0);
-        pos += len;
+    for (size_t pos = 0; next_record(req, &pos, &record);) {
+        llm_logprob_t entry;
+        uint32_t at = 0;
 
         while (record.type == LLM_REC_DELTA
                && llm_logprob_next(&record.u.delta, &at, &entry))
@@ -316,8 +310,7 @@ test_launches(void **unused)
     engine_step(engine);
     print_message("# %d launches in a step of %d layers\n",
                   (int) (shim_stats.launches - before), n_layers);
-    assert_true(shim_stats.launches - before
-                <= 6 + 6 * (uint64_t) n_layers);
+    assert_true(shim_stats.launches - before <= 6 + 6 * (uint64_t) n_layers);
     run_all(engine);
     request_destroy(req);
     engine_close(engine);

@@ -118,17 +118,12 @@ answer_of(const request_t *req, buf_t *out)
     buf_add(out, req->seq.tokens,
             (size_t) req->seq.n_tokens * sizeof(req->seq.tokens[0]));
 
-    for (size_t pos = 0; pos < req->out.len;) {
-        llm_record_t record;
-        llm_logprob_t entry;
-        uint32_t len, at = 0;
+    llm_record_t record;
 
-        memcpy(&len, req->out.data + pos, sizeof(len));
-        pos += sizeof(len);
-        assert_int_equal(
-            llm_record_decode((uint8_t *) req->out.data + pos, len, &record),
-            0);
-        pos += len;
+    for (size_t pos = 0; next_record(req, &pos, &record);) {
+        llm_logprob_t entry;
+        uint32_t at = 0;
+
         assert_int_not_equal(record.type, LLM_REC_ERROR);
 
         while (record.type == LLM_REC_DELTA

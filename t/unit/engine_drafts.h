@@ -176,8 +176,8 @@ run_with(setup_t setup, drafter_t *drafter, const char *k, random_t *random)
 }
 
 
-/* After all rounds: somebody was preempted; and if there were enough of them,
- * none drafted nothing, none but noise nothing right, and none nothing wrong. */
+/* After all rounds: somebody was preempted; and if they were enough, none
+ * drafted nothing, none but noise nothing right, and none nothing wrong. */
 static inline void
 check_drafters(bool enough)
 {

@@ -322,7 +322,8 @@ static void
 test_storm(void **state)
 {
     random_t random = random_start("intake thread");
-    const uint64_t end = clock_now_ns() + LONG_MS * 1000000ull;
+    /* a machine may have other things to do */
+    const uint64_t end = clock_now_ns() + 10 * LONG_MS * 1000000ull;
     uint32_t tickets[WORKERS * SLOTS] = { 0 };
 
     (void) state;

@@ -298,20 +298,51 @@ reply_record(reply_t *reply, const uint8_t *payload, uint32_t len)
 }
 
 
+/* The bytes of the record at *pos, which moves on; NULL: there are no more. */
+static inline uint8_t *
+next_bytes(const request_t *req, size_t *pos, uint32_t *len)
+{
+    if (*pos == req->out.len) {
+        return NULL;
+    }
+
+    assert_true(req->out.len - *pos >= sizeof(*len));
+    memcpy(len, req->out.data + *pos, sizeof(*len));
+    *pos += sizeof(*len);
+    assert_true(*len <= req->out.len - *pos);
+    *pos += *len;
+
+    return (uint8_t *) req->out.data + *pos - *len;
+}
+
+
+/* The same, decoded.  False: there are no more. */
+static inline bool
+next_record(const request_t *req, size_t *pos, llm_record_t *record)
+{
+    uint32_t len;
+    uint8_t *bytes = next_bytes(req, pos, &len);
+
+    if (bytes == NULL) {
+        return false;
+    }
+
+    assert_int_equal(llm_record_decode(bytes, len, record), 0);
+
+    return true;
+}
+
+
 /* Reads and consumes what the request has written so far. */
 static inline void
 reply_read(reply_t *reply, request_t *req)
 {
     size_t pos = 0;
     uint32_t len;
+    uint8_t *bytes;
 
-    while (pos < req->out.len) {
-        assert_true(req->out.len - pos >= sizeof(len));
-        memcpy(&len, req->out.data + pos, sizeof(len));
-        pos += sizeof(len);
-        assert_true(len <= req->out.len - pos);
-        reply_record(reply, (uint8_t *) req->out.data + pos, len);
-        pos += len;
+    while ((bytes = next_bytes(req, &pos, &len)) != NULL) {
+        reply_record(reply, bytes, len);
     }
 
     buf_consume(&req->out, req->out.len);

@@ -2,6 +2,10 @@
  * The whole protocol between two processes that sleep on doorbells: submit,
  * records, parking for want of space, ready ring, done.
  *
+ * How often a side waits is for the clock to decide, so the worker holds back
+ * now and then until the engine has found nothing to do and slept: it parks
+ * every stream that has more to say, whoever is faster.
+ *
  * A side that waits longer than PATIENCE_MS for its doorbell has lost a
  * wake-up: that is a failure, not a delay.
  */
@@ -14,6 +18,7 @@
 enum {
     REQUESTS = THREADS ? 2000 : 20000,
     PER_REQUEST = 20, /* records of one request */
+    HOLD_EVERY = REQUESTS / 50,
     PATIENCE_MS = 20000,
 };
 
@@ -185,6 +190,7 @@ typedef struct {
     uint32_t numbers[SLOTS];
     uint32_t next; /* ticket */
     uint32_t finished;
+    uint32_t holds;
     const char *wrong;
 } client_t;
 
@@ -266,6 +272,29 @@ client_drain(client_t *client, uint32_t slot)
 }
 
 
+/*
+ * Reads nothing until the engine has slept once more than at the last hold;
+ * between two holds it was woken, as requests that were submitted after the
+ * first of them have finished.  False when it does not sleep.
+ */
+static bool
+client_hold(client_t *client)
+{
+    llm_stats_t *stats = client->pair->shm.stats;
+
+    client->holds++;
+
+    for (uint32_t ms = 0; ms < PATIENCE_MS; ms++) {
+        if (llm_stats_get(&stats->steps) >= client->holds) {
+            return true;
+        }
+        usleep(1000);
+    }
+
+    return false;
+}
+
+
 static const char *
 protocol_worker(pair_t *pair)
 {
@@ -280,6 +309,13 @@ protocol_worker(pair_t *pair)
     while (client.finished < REQUESTS && client.wrong == NULL) {
         if (!wait_bell(pair->worker_bell)) {
             return "no doorbell: a wake-up was lost";
+        }
+
+        if (client.next < REQUESTS
+            && client.finished >= (client.holds + 1) * HOLD_EVERY
+            && !client_hold(&client))
+        {
+            return "the engine works on where nobody reads";
         }
 
         while ((rc = llm_worker_pop(&pair->shm, 0, &slot)) == LLM_RING_OK) {
