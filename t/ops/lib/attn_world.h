@@ -85,6 +85,7 @@ void world_feed_randomly(world_t *w, const int *len, int n_seqs, int largest);
  * not rotated: the oracle and the product round the same values then. */
 void world_fill(world_t *w, int len);
 
+/* The same bits, and finite. */
 void world_assert_same(const world_t *a, const world_t *b, int n_seqs,
                        const char *what);
 void world_assert_finite(const world_t *w, int seq);
