@@ -21,6 +21,7 @@ extern "C" {
 #include "t/ops/lib/small.h"
 }
 
+
 /* --- against the oracle --- */
 
 /* The rows of chosen contexts of sequence 0, one after the other. */
