@@ -121,7 +121,7 @@ ahead_take(engine_t *engine, const plan_t *plan, plan_t *rest,
         seq->ahead = false;
     }
 
-    engine->n_taken += (uint64_t) n;
+    llm_stats_add(&engine->stats->rows_ahead_used, (uint64_t) n);
 
     return n;
 }
@@ -258,7 +258,7 @@ ahead_launch(engine_t *engine, const plan_t *plan)
     batch->op.n_out = n_rows;
     ahead->turn = 1 - ahead->turn;
     engine->in_flight = true;
-    engine->n_ahead += (uint64_t) n_rows;
+    llm_stats_add(&engine->stats->rows_ahead, (uint64_t) n_rows);
 
     model_forward(engine->model, &batch->op, &engine->kv);
 
