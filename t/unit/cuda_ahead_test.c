@@ -160,12 +160,12 @@ run_alone(int i, bool no_ahead, buf_t *answer)
     static const char *const words[] = { "device=cuda", "kv_cache_memory=1m",
                                          NULL };
 
-    tiny_no_ahead = no_ahead;
+    tiny_ahead_after = no_ahead ? -1 : 0;
 
     engine_t *engine = tiny_engine(words);
     request_t *req = submit(engine, i, false);
 
-    tiny_no_ahead = false;
+    tiny_ahead_after = 0;
     run_all(engine);
     answer_of(req, answer);
     assert_true(no_ahead
@@ -346,6 +346,7 @@ test_storm(void **unused)
     }
 
     tiny_output_ratio = -1; /* or few would be preempted */
+    tiny_ahead_after = 1;   /* or drafts would come in between too rarely */
 
     for (int k = 0; k < 5; k++) {
         shim->seed = setups[k].seed;
@@ -356,6 +357,7 @@ test_storm(void **unused)
     assert_true(storms.preempted > 0 && storms.forced > 0);
     assert_true(storms.in_vain > 0);
     tiny_output_ratio = 0;
+    tiny_ahead_after = 0;
     shim->seed = 0;
     shim->workers = 1;
 
@@ -426,7 +428,7 @@ test_overlap(void **unused)
     (void) unused;
 
     for (int ahead = 0; ahead < 2; ahead++) {
-        tiny_no_ahead = ahead == 0;
+        tiny_ahead_after = ahead == 0 ? -1 : 0;
 
         engine_t *engine = tiny_engine(words);
         request_t *reqs[] = { submit(engine, 3, true),
@@ -464,7 +466,7 @@ test_overlap(void **unused)
         engine_close(engine);
     }
 
-    tiny_no_ahead = false;
+    tiny_ahead_after = 0;
     assert_int_equal(launches[0], launches[1]);
 }
 
@@ -481,7 +483,7 @@ test_crowd(void **unused)
     (void) unused;
 
     for (int ahead = 0; ahead < 2; ahead++) {
-        tiny_no_ahead = ahead == 0;
+        tiny_ahead_after = ahead == 0 ? -1 : 0;
 
         engine_t *engine = tiny_engine(words);
         request_t *reqs[N_CROWD];

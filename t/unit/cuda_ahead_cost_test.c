@@ -1,7 +1,8 @@
 /*
  * How long steps take where some of their rows are computed ahead: what is
  * counted is at least what the device took, no time is counted for two steps,
- * and a step whose rows ahead were in vain counts as nothing.
+ * and a step whose rows ahead were in vain counts as nothing.  And that nothing
+ * is computed ahead of steps that will have drafts.
  */
 
 #include "t/unit/engine_tiny.h"
@@ -9,7 +10,13 @@
 #include "engine/base/clock.h"
 #include "engine/runner.h"
 
-enum { DEVICE_NS = 150000000, HOST_US = 120000, N_STEPS = 6, N_PLACES = 64 };
+enum {
+    DEVICE_NS = 150000000,
+    HOST_US = 120000,
+    N_STEPS = 6,
+    N_TOKENS = 60,
+    N_PLACES = 64
+};
 
 /* A device that needs DEVICE_NS for what comes before a draw, and goes on while
  * the host does something else. */
@@ -93,7 +100,7 @@ test_times(void **no_ahead)
     static const char *const words[] = { "device=cuda", "kv_cache_memory=1m",
                                          NULL };
 
-    tiny_no_ahead = *no_ahead != NULL;
+    tiny_ahead_after = *no_ahead != NULL ? -1 : 0;
 
     engine_t *engine = tiny_engine(words);
     request_t *reqs[] = { submit(engine, "the cat sat", 2 * N_STEPS),
@@ -101,7 +108,7 @@ test_times(void **no_ahead)
     const uint64_t start = clock_now_ns();
     uint64_t sum = 0;
 
-    tiny_no_ahead = false;
+    tiny_ahead_after = 0;
     slow_down(engine);
 
     for (int i = 0; i < N_STEPS; i++) {
@@ -157,6 +164,72 @@ test_chunk(void **unused)
 }
 
 
+/* --- drafts --- */
+
+static int draft_every, n_asked;
+
+
+static int
+draft_sometimes(const int32_t *tokens, int n_tokens, int n, int32_t *draft)
+{
+    (void) n_tokens;
+    n_asked++;
+
+    if (n == 0 || draft_every == 0 || n_asked % draft_every != 0) {
+        return 0;
+    }
+
+    draft[0] = tokens[0];
+
+    return 1;
+}
+
+
+static int
+rows_ahead(int every, int *in_vain)
+{
+    static const char *const words[] = { "device=cuda", "kv_cache_memory=1m",
+                                         "speculative=ngram:9:9",
+                                         "num_speculative_tokens=1", NULL };
+    engine_t *engine = tiny_engine(words);
+    request_t *req = submit(engine, "the cat sat", N_TOKENS);
+
+    draft_every = every;
+    n_asked = 0;
+    engine->conf.test_drafter = draft_sometimes;
+    engine->conf.n_drafters = 0; /* nobody else */
+    run_all(engine);
+    assert_int_equal(req->n_output, N_TOKENS);
+    assert_int_equal(llm_stats_get(&engine->stats->spec_draft_tokens) == 0,
+                     every == 0);
+
+    const int n = (int) llm_stats_get(&engine->stats->rows_ahead);
+
+    *in_vain = n - (int) llm_stats_get(&engine->stats->rows_ahead_used);
+    request_destroy(req);
+    engine_close(engine);
+
+    return n;
+}
+
+
+/* Drafts come in runs: 16 steps without come first, so what they make vain is
+ * one step in 17 at most. */
+static void
+test_drafts(void **unused)
+{
+    int in_vain;
+
+    (void) unused;
+
+    assert_int_equal(rows_ahead(0, &in_vain), N_TOKENS - 16);
+    assert_int_equal(in_vain, 0);
+    assert_int_equal(rows_ahead(5, &in_vain), 0);
+    assert_true(rows_ahead(20, &in_vain) > 0);
+    assert_in_range(in_vain, 1, N_TOKENS / 17);
+}
+
+
 int
 main(void)
 {
@@ -165,6 +238,7 @@ main(void)
         cmocka_unit_test(test_times),
         { "test_times without", test_times, NULL, NULL, &no_ahead },
         cmocka_unit_test(test_chunk),
+        cmocka_unit_test(test_drafts),
     };
 
     log_open(NULL, LOG_EMERG);
