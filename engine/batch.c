@@ -103,8 +103,11 @@ batch_build(batch_t *batch, const plan_t *plan)
             batch->pos[n] = position;
 
             if (row_wanted(row, position, &sample)) {
-                batch->outs[n_out] =
-                    (batch_out_t){ seq, position, sample, row->n_draft > 0 };
+                batch->outs[n_out] = (batch_out_t){ .seq = seq,
+                                                    .position = position,
+                                                    .sample = sample,
+                                                    .verify = row->n_draft > 0,
+                                                    .place = -1 };
                 batch->out_rows[n_out++] = n;
             }
         }

@@ -16,6 +16,7 @@ typedef struct {
     bool sample;  /* draw the next token; else score the prompt's */
     bool verify;  /* one of several rows of its sequence that sample: a draft
                      follows, or is its token */
+    int place;    /* of the backend, where its result is; −1: it has none */
 } batch_out_t;
 
 typedef struct {

@@ -10,6 +10,7 @@
 
 #include "engine/budget.h"
 
+#include "engine/ahead.h"
 #include "engine/base/log.h"
 #include "engine/kv/store.h"
 #include "engine/kv/table.h"
@@ -48,7 +49,7 @@ budget_record_bytes(bool prefix_caching)
 size_t
 budget_step_bytes(const sizing_step_t *step, int max_seqs, int n_vocab)
 {
-    return batch_bytes(step->max_rows, max_seqs)
+    return batch_bytes(step->max_rows, max_seqs) + ahead_bytes(max_seqs)
            + (size_t) max_seqs * sizeof(plan_row_t)
            + (size_t) step->samplers * samp_bytes(n_vocab)
            + (size_t) step->max_out * sizeof(samp_result_t);

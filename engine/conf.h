@@ -58,10 +58,12 @@ typedef struct {
     int workers; /* worker indexes of the segment */
 
     /* for tests, no settings: sched_conf_t's; a drafter tried before others,
-     * returns how many tokens it wrote */
+     * which returns how many tokens it wrote; and see ahead.h */
     double output_ratio;
     int (*test_drafter)(const int32_t *tokens, int n_tokens, int n,
                         int32_t *draft);
+    int ahead_after; /* steps without drafts before any rows are computed ahead;
+                        0: ahead.c's own, < 0: none are */
 } engine_conf_t;
 
 

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/ahead.h"
 #include "engine/sample/logits.h"
 #include "engine/sample/math.h"
 #include "engine/sample/rng.h"
@@ -19,12 +20,12 @@
 _Static_assert((int) SAMP_TOP_MAX == (int) OP_TOP_MAX, "as many alternatives");
 _Static_assert((int) MATH_WEIGHTS_MAX == (int) OP_VOCAB_MAX, "as many tokens");
 
-/* Draws for the backend that wait for one call, and where results go. */
+/* Draws for the backend that wait for one call. */
 struct draw_queue_s {
     op_draw_t *draws;
-    op_drawn_t *drawn;
-    samp_result_t **results;
+    op_drawn_t *drawn; /* [max_out] scratch */
     int n;
+    int first; /* place of the first of them */
     op_adjust_t *adjusts;
     int n_adjusts;
     int max_adjusts;
@@ -124,6 +125,16 @@ draw_adjusts(const samp_params_t *params, const samp_state_t *state,
 }
 
 
+bool
+draw_fits(const engine_t *engine, const samp_params_t *params,
+          const samp_state_t *state, int n_output)
+{
+    return params->n_bias <= OP_BIAS_MAX
+           && draw_adjusts(params, state, n_output)
+                  <= engine->draws->max_adjusts;
+}
+
+
 void
 draw_describe(const samp_params_t *params, const samp_state_t *state,
               int n_output, uint64_t position, op_draw_t *draw,
@@ -181,25 +192,18 @@ static void
 flush(engine_t *engine, float *logits)
 {
     draw_queue_t *queue = engine->draws;
-    op_err_t err;
     const op_draw_job_t job = { .logits = logits,
                                 .draws = queue->draws,
                                 .n = queue->n,
                                 .adjusts = queue->adjusts,
                                 .n_adjusts = queue->n_adjusts,
-                                .drawn = queue->drawn };
+                                .first = queue->first };
 
     if (queue->n > 0) {
         engine->ops->draw(engine->dev, &job);
     }
 
-    /* of a device that has failed nothing came */
-    if (engine->ops->check(engine->dev, &err) == 0) {
-        for (int i = 0; i < queue->n; i++) {
-            draw_result(&queue->drawn[i], queue->results[i]);
-        }
-    }
-
+    queue->first += queue->n;
     queue->n = 0;
     queue->n_adjusts = 0;
 }
@@ -220,8 +224,7 @@ fetch_row(engine_t *engine, const batch_out_t *out, const float *logits,
 
 /* Row i waits for the next call. */
 static void
-queue_row(engine_t *engine, const batch_out_t *out, float *logits, int i,
-          samp_result_t *result)
+queue_row(engine_t *engine, batch_out_t *out, float *logits, int i)
 {
     const size_t n_vocab = (size_t) model_config(engine->model)->n_vocab;
     const request_t *req = out->seq->owner;
@@ -231,12 +234,16 @@ queue_row(engine_t *engine, const batch_out_t *out, float *logits, int i,
     const int n_adjusts =
         out->sample ? draw_adjusts(&req->samp, req->samp_state, n_output) : 0;
 
+    out->place = -1;
+
     if (out->sample && req->max_tokens == 0) {
         return;
     }
 
-    if (n_adjusts > queue->max_adjusts || req->samp.n_bias > OP_BIAS_MAX) {
-        fetch_row(engine, out, logits + (size_t) i * n_vocab, result);
+    if (out->sample
+        && !draw_fits(engine, &req->samp, req->samp_state, n_output)) {
+        fetch_row(engine, out, logits + (size_t) i * n_vocab,
+                  &engine->results[i]);
         return;
     }
 
@@ -259,14 +266,41 @@ queue_row(engine_t *engine, const batch_out_t *out, float *logits, int i,
     draw->row = i;
     draw->adjusts = queue->n_adjusts;
     queue->n_adjusts += n_adjusts;
-    queue->results[queue->n++] = result;
+    out->place = queue->first + queue->n++;
+}
+
+
+/* What is at the places of outs. */
+static void
+fetch_results(engine_t *engine, const batch_out_t *outs, int n)
+{
+    op_drawn_t *drawn = engine->draws->drawn;
+    int end;
+
+    for (int i = 0; i < n; i = end) {
+        end = i + 1;
+
+        if (outs[i].place < 0) {
+            continue;
+        }
+
+        while (end < n && outs[end].place == outs[i].place + end - i) {
+            end++;
+        }
+
+        engine->ops->drawn(engine->dev, drawn, outs[i].place, end - i);
+
+        for (int k = i; k < end; k++) {
+            draw_result(&drawn[k - i], &engine->results[k]);
+        }
+    }
 }
 
 
 /* --- either --- */
 
 void
-draw_block(engine_t *engine, const batch_out_t *outs, float *logits, int n)
+draw_begin(engine_t *engine, batch_out_t *outs, float *logits, int n, int first)
 {
     if (!draw_is_remote(engine)) {
         host_job_t job = {
@@ -277,9 +311,11 @@ draw_block(engine_t *engine, const batch_out_t *outs, float *logits, int n)
         return;
     }
 
+    engine->draws->first = first;
+
     for (int i = 0; i < n; i++) {
         if (!draw_waits(&outs[i])) {
-            queue_row(engine, &outs[i], logits, i, &engine->results[i]);
+            queue_row(engine, &outs[i], logits, i);
         }
     }
 
@@ -288,19 +324,34 @@ draw_block(engine_t *engine, const batch_out_t *outs, float *logits, int n)
 
 
 void
+draw_end(engine_t *engine, const batch_out_t *outs, int n)
+{
+    if (draw_is_remote(engine)) {
+        fetch_results(engine, outs, n);
+    }
+}
+
+
+void
 draw_late(engine_t *engine, const batch_out_t *out, float *logits, int i)
 {
     const size_t n_vocab = (size_t) model_config(engine->model)->n_vocab;
-    samp_result_t *result = &engine->results[i];
+    batch_out_t late = *out;
 
     if (!draw_is_remote(engine)) {
         host_row(engine->samplers[0], out, logits + (size_t) i * n_vocab,
-                 result);
+                 &engine->results[i]);
         return;
     }
 
-    queue_row(engine, out, logits, i, result);
+    engine->draws->first = 0;
+    queue_row(engine, &late, logits, i);
     flush(engine, logits);
+
+    if (late.place >= 0) {
+        engine->ops->drawn(engine->dev, engine->draws->drawn, late.place, 1);
+        draw_result(engine->draws->drawn, &engine->results[i]);
+    }
 }
 
 
@@ -330,6 +381,7 @@ draw_reserve(engine_t *engine, llm_err_t *err)
     const op_draw_limits_t limits = {
         .n_vocab = model_config(engine->model)->n_vocab,
         .max_rows = engine->max_out,
+        .max_places = engine->max_out + ahead_places(&engine->conf),
         .max_adjusts = max_adjusts(engine),
     };
     op_err_t op_err;
@@ -348,13 +400,11 @@ draw_reserve(engine_t *engine, llm_err_t *err)
     queue->max_adjusts = limits.max_adjusts;
     queue->draws = calloc(n, sizeof(op_draw_t));
     queue->drawn = calloc(n, sizeof(op_drawn_t));
-    queue->results = calloc(n, sizeof(samp_result_t *));
     queue->adjusts = calloc((size_t) limits.max_adjusts, sizeof(op_adjust_t));
     queue->row = calloc((size_t) limits.n_vocab, sizeof(float));
 
     return queue->draws != NULL && queue->drawn != NULL
-                   && queue->results != NULL && queue->adjusts != NULL
-                   && queue->row != NULL
+                   && queue->adjusts != NULL && queue->row != NULL
                ? LLM_OK
                : llm_err_set(err, LLM_NOMEM, NULL, "no memory for draws");
 }
@@ -397,7 +447,6 @@ draw_close(engine_t *engine)
 
     free(queue->draws);
     free(queue->drawn);
-    free(queue->results);
     free(queue->adjusts);
     free(queue->row);
     free(queue);

@@ -22,11 +22,15 @@ bool draw_is_remote(const engine_t *engine);
 /* True if the tokens before it must be known: draw_late() does it then. */
 bool draw_waits(const batch_out_t *out);
 
-/* outs[i]: row i of the logits, which are lost, as draw_is_remote() says.  All
- * that do not wait go to engine->results.  Of a device that fails the results
- * mean nothing. */
-void draw_block(engine_t *engine, const batch_out_t *outs, float *logits,
-                int n);
+/* outs[i]: row i of the logits, which are lost, as draw_is_remote() says.
+ * Begins to draw all that do not wait: what the backend draws goes to its
+ * places from `first` on. */
+void draw_begin(engine_t *engine, batch_out_t *outs, float *logits, int n,
+                int first);
+
+/* Waits for them: the n results go to engine->results.  Of a device that fails
+ * they mean nothing. */
+void draw_end(engine_t *engine, const batch_out_t *outs, int n);
 
 /* The same for one row. */
 void draw_late(engine_t *engine, const batch_out_t *out, float *logits, int i);
@@ -35,6 +39,9 @@ void draw_late(engine_t *engine, const batch_out_t *out, float *logits, int i);
  * draw_adjusts().  And its result. */
 int draw_adjusts(const samp_params_t *params, const samp_state_t *state,
                  int n_output);
+/* Does the backend take it? */
+bool draw_fits(const engine_t *engine, const samp_params_t *params,
+               const samp_state_t *state, int n_output);
 void draw_describe(const samp_params_t *params, const samp_state_t *state,
                    int n_output, uint64_t position, op_draw_t *draw,
                    op_adjust_t *list);

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/ahead.h"
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/budget.h"
@@ -248,6 +249,12 @@ open_pages(engine_t *engine, llm_err_t *err)
         return llm_err_set(err, LLM_NOMEM, NULL, "no memory for the batch");
     }
 
+    rc = ahead_open(engine, err);
+
+    if (rc != LLM_OK) {
+        return rc;
+    }
+
     llm_stats_set(&engine->stats->pages_total, (uint64_t) engine->kv.n_pages);
 
     return LLM_OK;
@@ -330,6 +337,7 @@ engine_close(engine_t *engine)
 
     intake_thread_stop(engine);
     speculate_close(engine);
+    ahead_close(engine);
     batch_fini(&engine->batch);
 
     draw_close(engine);
@@ -374,11 +382,14 @@ engine_step(engine_t *engine)
     tally_phase(engine, LLM_PHASE_FORWARD, &since);
 
     if (plan->n_rows > 0) {
-        const uint64_t run = since;
+        const uint64_t ns = runner_step(engine, plan);
 
-        runner_step(engine, plan);
         since = clock_now_ns();
-        cost_observe(&engine->cost, plan_cost(plan), since - run);
+
+        if (ns > 0) {
+            cost_observe(&engine->cost, plan_cost(plan), ns);
+        }
+
         speculate_learn(engine, plan);
     }
 

@@ -30,6 +30,7 @@ enum { ENGINE_SAMPLERS_MAX = 8 };
 typedef struct engine_s engine_t;
 typedef struct speculate_s speculate_t;
 typedef struct draw_queue_s draw_queue_t;
+typedef struct ahead_s ahead_t;
 
 /* Scratch of whoever prepares a request: one at a time does. */
 typedef struct {
@@ -64,6 +65,9 @@ struct engine_s {
     samp_t *samplers[ENGINE_SAMPLERS_MAX];
     samp_result_t *results; /* [max_out] */
     draw_queue_t *draws;    /* NULL: the backend does not draw */
+    ahead_t *ahead;         /* NULL: nothing is computed ahead */
+    bool in_flight;         /* some rows of the next step */
+    uint64_t results_ns;    /* when the last step's results were here */
 
     list_t requests;
     int n_fresh;     /* of them to be generated and never scheduled yet */

@@ -55,6 +55,8 @@ struct request_s {
 
     samp_params_t samp;
     samp_state_t *samp_state; /* NULL: no penalties */
+    int place; /* of the backend: the token drawn last, on its way to the host;
+                  −1: it is not there (ahead.h) */
 
     const int32_t *stop_tokens;
     int n_stop_tokens;

@@ -18,6 +18,7 @@
 
 #include "engine/runner.h"
 
+#include "engine/ahead.h"
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/draw.h"
@@ -100,19 +101,16 @@ verify_row(engine_t *engine, const batch_out_t *out, float *logits, int row)
 }
 
 
-/* Rows first … first + n − 1 of those that are looked at.  What a backend draws
- * is a part of its pass, and so is the wait for it. */
+/* Results of rows that do not wait for others, on the host. */
 static void
-run_block(engine_t *engine, int first, int n, uint64_t *since)
+emit_block(engine_t *engine, const batch_out_t *outs, int n, float *logits,
+           uint64_t *since)
 {
-    const batch_out_t *outs = &engine->batch.outs[first];
-    const bool remote = draw_is_remote(engine);
-    float *logits = remote ? model_logits_at(engine->model, first, n)
-                           : model_logits(engine->model, first, n);
-
-    tally_phase(engine, LLM_PHASE_FORWARD, since);
-    draw_block(engine, outs, logits, n);
-    tally_phase(engine, remote ? LLM_PHASE_FORWARD : LLM_PHASE_SAMPLE, since);
+    draw_end(engine, outs, n);
+    tally_phase(engine,
+                draw_is_remote(engine) ? LLM_PHASE_FORWARD : LLM_PHASE_SAMPLE,
+                since);
+    engine->results_ns = *since;
 
     if (device_failed(engine)) {
         return;
@@ -130,14 +128,44 @@ run_block(engine_t *engine, int first, int n, uint64_t *since)
 }
 
 
-void
-runner_step(engine_t *engine, const plan_t *plan)
+/* Rows first … first + n − 1 of those that are looked at.  What a backend draws
+ * is a part of its pass, and so is the wait for it. */
+static float *
+begin_block(engine_t *engine, int first, int n, uint64_t *since)
 {
-    batch_t *batch = &engine->batch;
-    const uint64_t now = clock_now_ns();
-    uint64_t since = now;
-    int n;
+    batch_out_t *outs = &engine->batch.outs[first];
+    float *logits = draw_is_remote(engine)
+                        ? model_logits_at(engine->model, first, n)
+                        : model_logits(engine->model, first, n);
 
+    tally_phase(engine, LLM_PHASE_FORWARD, since);
+    draw_begin(engine, outs, logits, n, 0);
+    ahead_note(outs, n);
+
+    return logits;
+}
+
+
+/* The rows that have been computed ahead. */
+static void
+emit_taken(engine_t *engine, const batch_out_t *taken, int n_taken,
+           uint64_t *since)
+{
+    for (int first = 0; first < n_taken && !engine->failed;
+         first += engine->max_out)
+    {
+        const int left = n_taken - first;
+
+        emit_block(engine, taken + first,
+                   left < engine->max_out ? left : engine->max_out, NULL,
+                   since);
+    }
+}
+
+
+static void
+note_scheduled(engine_t *engine, const plan_t *plan, uint64_t now)
+{
     for (int i = 0; i < plan->n_rows; i++) {
         request_t *req = plan->rows[i].seq->owner;
 
@@ -147,24 +175,104 @@ runner_step(engine_t *engine, const plan_t *plan)
             engine->n_fresh--;
         }
     }
+}
 
-    batch_build(batch, plan);
+
+static void
+forward(engine_t *engine, const plan_t *rest, uint64_t *since)
+{
+    batch_t *batch = &engine->batch;
+
+    batch_build(batch, rest);
 
     /* Forks first, in the plan's order: the last step's rows are all there,
      * and no row of this step is yet.  A source whose sequence lost its pages
      * to somebody in this same plan is intact, too: its page can only be
-     * written by this forward pass, or by a copy that was planned later. */
+     * written by this forward pass, or by a copy that was planned later.  What
+     * runs ahead writes behind the tokens that count in a page. */
     engine->ops->kv_copy(engine->dev, &engine->kv, batch->copies,
                          batch->n_copies);
-    tally_phase(engine, LLM_PHASE_SCHEDULE, &since);
-    model_forward(engine->model, &batch->op, &engine->kv);
-    tally_phase(engine, LLM_PHASE_FORWARD, &since);
+    tally_phase(engine, LLM_PHASE_SCHEDULE, since);
 
-    for (int first = 0; first < batch->op.n_out && !engine->failed; first += n)
-    {
-        n = batch->op.n_out - first;
-        n = n < engine->max_out ? n : engine->max_out;
-
-        run_block(engine, first, n, &since);
+    if (batch->op.n_rows > 0) {
+        model_forward(engine->model, &batch->op, &engine->kv);
     }
+
+    tally_phase(engine, LLM_PHASE_FORWARD, since);
+}
+
+
+/* A step of which nothing is drawn: nothing else would wait for it, and it
+ * would seem to have taken no time. */
+static void
+await(engine_t *engine, uint64_t *since)
+{
+    uint32_t word;
+
+    engine->ops->get(engine->dev, &word, engine->kv.base, sizeof(word));
+    tally_phase(engine, LLM_PHASE_FORWARD, since);
+    engine->results_ns = *since;
+    device_failed(engine);
+}
+
+
+/* The rows of the batch and those that were computed ahead. */
+static void
+run_rows(engine_t *engine, const plan_t *plan, const batch_out_t *taken,
+         int n_taken, uint64_t *since)
+{
+    const batch_out_t *outs = engine->batch.outs;
+    const int n_out = engine->batch.op.n_out, most = engine->max_out;
+    float *logits = NULL;
+    int first = 0;
+
+    for (; n_out - first > most && !engine->failed; first += most) {
+        logits = begin_block(engine, first, most, since);
+        emit_block(engine, outs + first, most, logits, since);
+    }
+
+    if (n_out > 0 && !engine->failed) {
+        logits = begin_block(engine, first, n_out - first, since);
+    }
+
+    /* from here on the device has work while the host waits and writes */
+    ahead_launch(engine, plan);
+    emit_taken(engine, taken, n_taken, since);
+
+    if (n_out > 0 && !engine->failed) {
+        emit_block(engine, outs + first, n_out - first, logits, since);
+    }
+}
+
+
+uint64_t
+runner_step(engine_t *engine, const plan_t *plan)
+{
+    const uint64_t now = clock_now_ns(), before = engine->results_ns;
+    const bool remote = draw_is_remote(engine), behind = engine->in_flight;
+    const batch_out_t *taken = NULL;
+    uint64_t since = now;
+    plan_t rest;
+
+    engine->in_flight = false;
+    note_scheduled(engine, plan, now);
+
+    const int n_taken = ahead_take(engine, plan, &rest, &taken);
+
+    forward(engine, &rest, &since);
+    run_rows(engine, plan, taken, n_taken, &since);
+
+    if (!remote) {
+        return since - now;
+    }
+
+    if (n_taken == 0 && engine->batch.op.n_out == 0) {
+        await(engine, &since);
+    }
+
+    if (!behind) {
+        return engine->results_ns - now;
+    }
+
+    return n_taken > 0 ? engine->results_ns - before : 0;
 }

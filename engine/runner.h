@@ -6,7 +6,8 @@
 #include "engine/engine.h"
 
 
-/* Runs one step and hands each result to emit.c. */
-void runner_step(engine_t *engine, const plan_t *plan);
+/* Runs one step and hands each result to emit.c.  How long the plan took, ns;
+ * 0: nobody knows, because of what was computed in vain. */
+uint64_t runner_step(engine_t *engine, const plan_t *plan);
 
 #endif /* ENGINE_RUNNER_H */

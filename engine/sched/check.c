@@ -9,7 +9,7 @@
 static void
 check_running(const sched_t *sched, const seq_t *seq)
 {
-    const int room = admit_room(sched, seq, seq->computed);
+    const int room = admit_room(sched, seq, seq->computed + seq->ahead);
 
     llm_assert(seq->state == SEQ_RUNNING && seq->tenant != NULL);
     llm_assert(seq->tenant->n_seqs > 0);

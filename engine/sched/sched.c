@@ -170,6 +170,7 @@ sched_remove(sched_t *sched, seq_t *seq)
 
     kv_table_truncate(&seq->table, sched->pool, 0);
     seq->computed = 0;
+    seq->ahead = false;
     seq->state = SEQ_FINISHED;
     fair_release(&sched->fair, seq->tenant);
     seq->tenant = NULL;
@@ -216,7 +217,8 @@ begin_step(sched_t *sched)
         }
 
         if (sched->reserve == 0) {
-            kv_table_truncate(&seq->table, sched->pool, seq->computed);
+            kv_table_truncate(&seq->table, sched->pool,
+                              seq->computed + seq->ahead);
         }
 
         seq->executed = seq->computed;
@@ -409,6 +411,13 @@ write_rows(sched_t *sched)
             };
             plan->n_tokens += seq->count;
             seq->computed += seq->count - seq->n_draft;
+
+        } else if (seq->ahead) {
+            seq->ahead = false;
+
+            if (sched->reserve == 0) {
+                kv_table_truncate(&seq->table, sched->pool, seq->computed);
+            }
         }
     }
 }

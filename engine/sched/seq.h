@@ -62,7 +62,10 @@ struct seq_s {
     int charged;             /* tokens that its tenant has been charged for */
     int preemptions;
 
-    int count; /* tokens to compute in the step that is being planned */
+    int count;  /* tokens to compute in the step that is being planned */
+    bool ahead; /* set by the owner between two steps: the row at `computed` is
+                   being computed, so its page stays; false again when the next
+                   step leaves it out or takes its pages */
 
     /* Guesses at the tokens that follow, to be verified in one step: borrowed
      * from the owner until it is over.  The owner sets n_draft before the

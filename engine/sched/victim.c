@@ -111,6 +111,7 @@ victim_preempt(sched_t *sched, seq_t *seq)
 
     kv_table_truncate(&seq->table, sched->pool, 0);
     seq->computed = 0;
+    seq->ahead = false;
     seq->preemptions++;
     sched->preemptions++;
     seq->state = SEQ_WAITING;

@@ -226,9 +226,11 @@ cuda_prepare(op_dev_t *dev, const op_limits_t *limits, op_err_t *err)
 
     if (dev->act.q == NULL || dev->act.ds == NULL || dev->attn_scratch == NULL
         || dev->attn_arrived == NULL || cuda_blas_prepare(dev, limits) != 0
-        || cuda_stage_create(dev, &dev->step_stage, cuda_step_bytes(limits))
+        || cuda_stage_create(dev, &dev->step_stage, cuda_step_bytes(limits),
+                             CUDA_TURNS)
                != 0
-        || cuda_stage_create(dev, &dev->index_stage, cuda_index_bytes(limits))
+        || cuda_stage_create(dev, &dev->index_stage, cuda_index_bytes(limits),
+                             CUDA_TURNS)
                != 0)
     {
         cuda_unprepare(dev);
@@ -254,9 +256,10 @@ cuda_embed(op_dev_t *dev, float *x, const op_weight_t *w, const int32_t *tokens,
     int n;
     const cuda_segment_t *seg = cuda_weight_segments(w, &n);
     const int32_t *at = rows > 0 ? cuda_indices(dev, tokens, rows) : NULL;
+    const cuda_ids_t ids = { at, dev->draw.drawn, rows };
 
     for (int i = 0; i < n && at != NULL; i++) {
-        cuda_embed_launch(&seg[i], x, at, rows, dev->stream);
+        cuda_embed_launch(&seg[i], x, &ids, dev->stream);
         launched(dev, "embed");
     }
 }
@@ -569,4 +572,5 @@ const op_table_t cuda_ops = {
     .kv_copy = cuda_kv_copy,
     .draw_prepare = cuda_draw_prepare,
     .draw = cuda_draw,
+    .drawn = cuda_drawn,
 };

@@ -11,14 +11,24 @@
 
 extern "C" {
 
+enum {
+    /* steps that may wait for the device before the host does: one that runs,
+     * what was found to be missing from it, the one behind it */
+    CUDA_TURNS = 3,
+    CUDA_TURNS_MAX = 32
+};
+
 /* Values that the host has for the device: written into pinned memory, copied
- * when the stream gets there.  `sent` says when the pinned side may be written
- * again. */
+ * when the stream gets there.  The host's side has several places, which take
+ * turns; `sent` says when one may be written again. */
 typedef struct {
-    uint8_t *host;
+    uint8_t *host; /* in this turn */
     uint8_t *device;
     size_t bytes;
-    cudaEvent_t sent;
+    int n_turns;
+    int turn;
+    uint8_t *pinned; /* [n_turns][bytes] */
+    cudaEvent_t sent[CUDA_TURNS_MAX];
 } cuda_stage_t;
 
 typedef struct cuda_blas_s cuda_blas_t;
@@ -50,13 +60,19 @@ typedef struct {
     uint64_t n_saved; /* launches that were a graph's */
 } cuda_graphs_t;
 
+enum { CUDA_DRAWS = 64 }; /* calls of draw() that are told apart */
+
 /* What draw() takes, see cuda_draw.cu. */
 typedef struct {
     op_draw_limits_t limits;
     cuda_stage_t stage; /* draws, then adjustments */
     float *was;         /* [max_adjusts] */
-    op_drawn_t *drawn;  /* [max_rows] */
+    op_drawn_t *drawn;  /* [max_places] */
     op_drawn_t *host;   /* the same, pinned */
+    uint8_t *call;      /* [max_places] which call's results these are */
+    unsigned n_calls;
+    cudaEvent_t there[CUDA_DRAWS]; /* the results of call n, or of n plus a
+                                      multiple of this number */
 } cuda_draw_t;
 
 struct op_dev_s {
@@ -112,8 +128,12 @@ bool cuda_ok(op_dev_t *dev, cudaError_t error, const char *what);
 /* --- cuda_step.cu --- */
 
 /* 0, or -1: no memory. */
-int cuda_stage_create(op_dev_t *dev, cuda_stage_t *stage, size_t bytes);
+int cuda_stage_create(op_dev_t *dev, cuda_stage_t *stage, size_t bytes,
+                      int n_turns);
 void cuda_stage_destroy(op_dev_t *dev, cuda_stage_t *stage);
+
+/* The next turn: stage->host may be written. */
+bool cuda_stage_take(op_dev_t *dev, cuda_stage_t *stage);
 
 /* Sends the first bytes of the stage. */
 bool cuda_stage_send(op_dev_t *dev, cuda_stage_t *stage, size_t bytes);
@@ -148,10 +168,11 @@ size_t cuda_graphs_later(const op_dev_t *dev);
 
 /* --- cuda_draw.cu --- */
 
-/* op.h: draw_prepare(), draw().  Free: what was prepared. */
+/* op.h: draw_prepare(), draw(), drawn().  Free: what was prepared. */
 int cuda_draw_prepare(op_dev_t *dev, const op_draw_limits_t *limits,
                       op_err_t *err);
 void cuda_draw(op_dev_t *dev, const op_draw_job_t *job);
+void cuda_drawn(op_dev_t *dev, op_drawn_t *results, int first, int n);
 void cuda_draw_free(op_dev_t *dev);
 
 

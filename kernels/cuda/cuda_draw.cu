@@ -12,6 +12,7 @@
 
 #include <assert.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/cuda/cuda_dev.h"
@@ -376,40 +377,67 @@ void
 cuda_draw_free(op_dev_t *dev)
 {
     cuda_draw_t *d = &dev->draw;
+    const size_t places = (size_t) d->limits.max_places;
 
     cuda_stage_destroy(dev, &d->stage);
     cuda_free(dev, d->was, (size_t) d->limits.max_adjusts * sizeof(float));
-    cuda_free(dev, d->drawn, (size_t) d->limits.max_rows * sizeof(op_drawn_t));
+    cuda_free(dev, d->drawn, places * sizeof(op_drawn_t));
 
     if (d->host != NULL) {
         cudaFreeHost(d->host);
     }
 
+    for (int i = 0; i < CUDA_DRAWS; i++) {
+        if (d->there[i] != NULL) {
+            cudaEventDestroy(d->there[i]);
+        }
+    }
+
+    free(d->call);
     memset(d, 0, sizeof(*d));
+}
+
+
+/* Everything but the limits. */
+static bool
+reserve(op_dev_t *dev, cuda_draw_t *d)
+{
+    const size_t rows = rows_bytes(d->limits.max_rows);
+    const size_t places = (size_t) d->limits.max_places;
+    const size_t adjusts = (size_t) d->limits.max_adjusts;
+
+    d->was = (float *) cuda_alloc(dev, adjusts * sizeof(float));
+    d->drawn = (op_drawn_t *) cuda_alloc(dev, places * sizeof(op_drawn_t));
+    d->call = (uint8_t *) calloc(places, 1);
+
+    bool done =
+        d->was != NULL && d->drawn != NULL && d->call != NULL
+        && cuda_stage_create(
+               dev, &d->stage, rows + adjusts * sizeof(op_adjust_t),
+               CUDA_TURNS + d->limits.max_places / d->limits.max_rows)
+               == 0
+        && cudaMallocHost((void **) &d->host, places * sizeof(op_drawn_t))
+               == cudaSuccess;
+
+    for (int i = 0; i < CUDA_DRAWS && done; i++) {
+        done = cudaEventCreateWithFlags(&d->there[i], cudaEventDisableTiming)
+               == cudaSuccess;
+    }
+
+    return done;
 }
 
 
 int
 cuda_draw_prepare(op_dev_t *dev, const op_draw_limits_t *limits, op_err_t *err)
 {
-    cuda_draw_t *d = &dev->draw;
-    const size_t results = (size_t) limits->max_rows * sizeof(op_drawn_t);
-    const size_t adjusts = (size_t) limits->max_adjusts;
-
     assert(limits->n_vocab > 0 && limits->n_vocab <= OP_VOCAB_MAX
-           && limits->max_rows > 0 && limits->max_adjusts >= 0);
+           && limits->max_rows > 0 && limits->max_adjusts >= 0
+           && limits->max_places >= limits->max_rows);
     cuda_draw_free(dev);
-    d->limits = *limits;
-    d->was = (float *) cuda_alloc(dev, adjusts * sizeof(float));
-    d->drawn = (op_drawn_t *) cuda_alloc(dev, results);
+    dev->draw.limits = *limits;
 
-    if (d->was == NULL || d->drawn == NULL
-        || cuda_stage_create(dev, &d->stage,
-                             rows_bytes(limits->max_rows)
-                                 + adjusts * sizeof(op_adjust_t))
-               != 0
-        || cudaMallocHost((void **) &d->host, results) != cudaSuccess)
-    {
+    if (!reserve(dev, &dev->draw)) {
         cudaGetLastError();
         cuda_draw_free(dev);
         snprintf(err->text, sizeof(err->text),
@@ -422,42 +450,82 @@ cuda_draw_prepare(op_dev_t *dev, const op_draw_limits_t *limits, op_err_t *err)
 }
 
 
+/* Draws and adjustments on the device, at *draws and *adjusts. */
+static bool
+send_draws(op_dev_t *dev, const op_draw_job_t *job, const op_draw_t **draws,
+           const op_adjust_t **adjusts)
+{
+    cuda_stage_t *stage = &dev->draw.stage;
+    const size_t rows = rows_bytes(job->n);
+    const size_t more = (size_t) job->n_adjusts * sizeof(op_adjust_t);
+
+    if (!cuda_stage_take(dev, stage)) {
+        return false;
+    }
+
+    memcpy(stage->host, job->draws, (size_t) job->n * sizeof(op_draw_t));
+
+    if (more > 0) {
+        memcpy(stage->host + rows, job->adjusts, more);
+    }
+
+    *draws = (const op_draw_t *) stage->device;
+    *adjusts = (const op_adjust_t *) (stage->device + rows);
+
+    return cuda_stage_send(dev, stage, rows + more);
+}
+
+
 void
 cuda_draw(op_dev_t *dev, const op_draw_job_t *job)
 {
     cuda_draw_t *d = &dev->draw;
-    const size_t rows = rows_bytes(job->n);
-    const size_t results = (size_t) job->n * sizeof(op_drawn_t);
-    const size_t adjusts = (size_t) job->n_adjusts * sizeof(op_adjust_t);
+    const size_t n = (size_t) job->n, first = (size_t) job->first;
+    call_t call = { job->logits, d->limits.n_vocab, NULL, NULL,
+                    d->was,      d->drawn + first };
 
-    assert(job->n <= d->limits.max_rows
+    assert(job->n <= d->limits.max_rows && job->first >= 0
+           && job->first + job->n <= d->limits.max_places
            && job->n_adjusts <= d->limits.max_adjusts);
 
     if (dev->failed || job->n == 0
-        || !cuda_ok(dev, cudaEventSynchronize(d->stage.sent), "draws before"))
+        || !send_draws(dev, job, &call.draws, &call.adjusts))
     {
-        return;
-    }
-
-    memcpy(d->stage.host, job->draws, (size_t) job->n * sizeof(op_draw_t));
-
-    if (adjusts > 0) {
-        memcpy(d->stage.host + rows, job->adjusts, adjusts);
-    }
-
-    const call_t call = { job->logits,
-                          d->limits.n_vocab,
-                          (const op_draw_t *) d->stage.device,
-                          (const op_adjust_t *) (d->stage.device + rows),
-                          d->was,
-                          d->drawn };
-
-    if (!cuda_stage_send(dev, &d->stage, rows + adjusts)) {
         return;
     }
 
     LAUNCH(draw_rows, (unsigned) job->n, DRAW_THREADS, 0, dev->stream, call);
     cuda_ok(dev, cudaGetLastError(), "draw");
-    cuda_get(dev, d->host, d->drawn, results);
-    memcpy(job->drawn, d->host, results);
+    cuda_ok(dev,
+            cudaMemcpyAsync(d->host + first, d->drawn + first,
+                            n * sizeof(op_drawn_t), cudaMemcpyDeviceToHost,
+                            dev->stream),
+            "copying to the host");
+
+    d->n_calls++;
+    cuda_ok(dev,
+            cudaEventRecord(d->there[d->n_calls % CUDA_DRAWS], dev->stream),
+            "draw");
+    memset(d->call + first, (int) (d->n_calls % CUDA_DRAWS), n);
+}
+
+
+/* A later call of the same event waits longer, and is right, too. */
+void
+cuda_drawn(op_dev_t *dev, op_drawn_t *results, int first, int n)
+{
+    const cuda_draw_t *d = &dev->draw;
+
+    assert(first >= 0 && n >= 0 && first + n <= d->limits.max_places);
+
+    for (int i = first; i < first + n && !dev->failed; i++) {
+        if (i == first || d->call[i] != d->call[i - 1]) {
+            cuda_ok(dev, cudaEventSynchronize(d->there[d->call[i]]),
+                    "running a step");
+        }
+    }
+
+    if (!dev->failed) {
+        memcpy(results, d->host + first, (size_t) n * sizeof(op_drawn_t));
+    }
 }

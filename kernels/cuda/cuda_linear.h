@@ -102,9 +102,16 @@ const cuda_segment_t *cuda_weight_segments(const op_weight_t *weight, int *n);
 void cuda_quantise_launch(const cuda_act_t *act, const cuda_input_t *in,
                           int rows, cudaStream_t stream);
 
-/* Rows of x whose token lies in the segment.  tokens: device memory. */
+/* Tokens of rows, as op_batch_t has them; all is device memory. */
+typedef struct {
+    const int32_t *tokens;
+    const op_drawn_t *drawn; /* or NULL: no token is negative */
+    int rows;
+} cuda_ids_t;
+
+/* Rows of x whose token lies in the segment. */
 void cuda_embed_launch(const cuda_segment_t *seg, float *x,
-                       const int32_t *tokens, int rows, cudaStream_t stream);
+                       const cuda_ids_t *ids, cudaStream_t stream);
 
 /* --- cuda_gemv.cu, cuda_gemm.cu, cuda_dense.cu, cuda_float.cu --- */
 

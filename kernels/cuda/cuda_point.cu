@@ -15,6 +15,16 @@ enum { THREADS = 128 };
 
 /* --- embed --- */
 
+/* The row's token, which may be one that was drawn on the device. */
+static __device__ __forceinline__ int
+token_of(const cuda_ids_t *ids, int row)
+{
+    const int token = ids->tokens[row];
+
+    return token >= 0 ? token : ids->drawn[-1 - token].token;
+}
+
+
 template <int LAYOUT>
 static __device__ __forceinline__ float
 value_at(const cuda_segment_t *seg, int row, int i)
@@ -45,9 +55,9 @@ value_at(const cuda_segment_t *seg, int row, int i)
 template <int LAYOUT>
 __global__ void
 __launch_bounds__(THREADS)
-    embed(const cuda_segment_t seg, float *x, const int32_t *tokens)
+    embed(const cuda_segment_t seg, float *x, const cuda_ids_t ids)
 {
-    const int row = tokens[blockIdx.x] - seg.first_out;
+    const int row = token_of(&ids, (int) blockIdx.x) - seg.first_out;
 
     if (row < 0 || row >= seg.n_out) {
         return;
@@ -61,9 +71,9 @@ __launch_bounds__(THREADS)
 
 __global__ void
 __launch_bounds__(THREADS)
-    embed_float(const cuda_segment_t seg, float *x, const int32_t *tokens)
+    embed_float(const cuda_segment_t seg, float *x, const cuda_ids_t ids)
 {
-    const int row = tokens[blockIdx.x] - seg.first_out;
+    const int row = token_of(&ids, (int) blockIdx.x) - seg.first_out;
 
     if (row < 0 || row >= seg.n_out) {
         return;
@@ -87,20 +97,21 @@ __launch_bounds__(THREADS)
 }
 
 
-#define EMBED(layout)                                                        \
-    LAUNCH((embed<layout>), (unsigned) rows, THREADS, 0, stream, segment, x, \
-           tokens)
+#define EMBED(layout)                                                         \
+    LAUNCH((embed<layout>), (unsigned) all.rows, THREADS, 0, stream, segment, \
+           x, all)
 
 
 extern "C" void
-cuda_embed_launch(const cuda_segment_t *seg, float *x, const int32_t *tokens,
-                  int rows, cudaStream_t stream)
+cuda_embed_launch(const cuda_segment_t *seg, float *x, const cuda_ids_t *ids,
+                  cudaStream_t stream)
 {
     const cuda_segment_t segment = *seg;
+    const cuda_ids_t all = *ids;
 
     if (segment.n_blocks == 0) {
-        LAUNCH(embed_float, (unsigned) rows, THREADS, 0, stream, segment, x,
-               tokens);
+        LAUNCH(embed_float, (unsigned) all.rows, THREADS, 0, stream, segment, x,
+               all);
         return;
     }
 

@@ -12,17 +12,24 @@
 /* --- staging --- */
 
 int
-cuda_stage_create(op_dev_t *dev, cuda_stage_t *stage, size_t bytes)
+cuda_stage_create(op_dev_t *dev, cuda_stage_t *stage, size_t bytes, int n_turns)
 {
     memset(stage, 0, sizeof(*stage));
     stage->bytes = bytes;
+    stage->n_turns = n_turns < CUDA_TURNS_MAX ? n_turns : CUDA_TURNS_MAX;
     stage->device = (uint8_t *) cuda_alloc(dev, bytes);
 
-    if (stage->device == NULL
-        || cudaMallocHost((void **) &stage->host, bytes) != cudaSuccess
-        || cudaEventCreateWithFlags(&stage->sent, cudaEventDisableTiming)
-               != cudaSuccess)
-    {
+    bool done = stage->device != NULL
+                && cudaMallocHost((void **) &stage->pinned,
+                                  (size_t) stage->n_turns * bytes)
+                       == cudaSuccess;
+
+    for (int i = 0; i < stage->n_turns && done; i++) {
+        done = cudaEventCreateWithFlags(&stage->sent[i], cudaEventDisableTiming)
+               == cudaSuccess;
+    }
+
+    if (!done) {
         cudaGetLastError();
         cuda_stage_destroy(dev, stage);
         return -1;
@@ -35,15 +42,29 @@ cuda_stage_create(op_dev_t *dev, cuda_stage_t *stage, size_t bytes)
 void
 cuda_stage_destroy(op_dev_t *dev, cuda_stage_t *stage)
 {
-    if (stage->sent != NULL) {
-        cudaEventDestroy(stage->sent);
+    for (int i = 0; i < stage->n_turns; i++) {
+        if (stage->sent[i] != NULL) {
+            cudaEventDestroy(stage->sent[i]);
+        }
     }
-    if (stage->host != NULL) {
-        cudaFreeHost(stage->host);
+
+    if (stage->pinned != NULL) {
+        cudaFreeHost(stage->pinned);
     }
 
     cuda_free(dev, stage->device, stage->bytes);
     memset(stage, 0, sizeof(*stage));
+}
+
+
+bool
+cuda_stage_take(op_dev_t *dev, cuda_stage_t *stage)
+{
+    stage->turn = (stage->turn + 1) % stage->n_turns;
+    stage->host = stage->pinned + (size_t) stage->turn * stage->bytes;
+
+    return cuda_ok(dev, cudaEventSynchronize(stage->sent[stage->turn]),
+                   "a step before");
 }
 
 
@@ -54,7 +75,8 @@ cuda_stage_send(op_dev_t *dev, cuda_stage_t *stage, size_t bytes)
                    cudaMemcpyAsync(stage->device, stage->host, bytes,
                                    cudaMemcpyHostToDevice, dev->stream),
                    "sending a step")
-           && cuda_ok(dev, cudaEventRecord(stage->sent, dev->stream),
+           && cuda_ok(dev,
+                      cudaEventRecord(stage->sent[stage->turn], dev->stream),
                       "sending a step");
 }
 
@@ -200,9 +222,7 @@ cuda_step(op_dev_t *dev, const op_batch_t *batch)
     const size_t rows = (size_t) batch->n_rows;
     size_t at = 0;
 
-    if (dev->failed
-        || !cuda_ok(dev, cudaEventSynchronize(stage->sent), "a step before"))
-    {
+    if (dev->failed || !cuda_stage_take(dev, stage)) {
         return;
     }
 
@@ -259,9 +279,7 @@ cuda_step_padded(op_dev_t *dev, const op_batch_t *batch, int rows, int len,
     const pad_t count = { 0, rows, 0, 1 }, starts = { 0, rows + 1, 0, 1 };
     size_t at = 0;
 
-    if (dev->failed
-        || !cuda_ok(dev, cudaEventSynchronize(stage->sent), "a step before"))
-    {
+    if (dev->failed || !cuda_stage_take(dev, stage)) {
         return;
     }
 
@@ -309,13 +327,13 @@ cuda_indices(op_dev_t *dev, const int32_t *idx, int n)
     if (bytes > stage->bytes) {
         cuda_stage_destroy(dev, stage);
 
-        if (cuda_stage_create(dev, stage, 2 * bytes) != 0) {
+        if (cuda_stage_create(dev, stage, 2 * bytes, CUDA_TURNS) != 0) {
             cuda_ok(dev, cudaErrorMemoryAllocation, "a list of indices");
             return NULL;
         }
     }
 
-    if (!cuda_ok(dev, cudaEventSynchronize(stage->sent), "a list before")) {
+    if (!cuda_stage_take(dev, stage)) {
         return NULL;
     }
 

@@ -111,9 +111,10 @@ typedef struct {
 typedef struct {
     int n_rows;
     int n_seqs;
-    const int32_t *tokens;             /* [n_rows] */
-    const int32_t *pos;                /* [n_rows] position in its sequence */
-    const int32_t *row_start;          /* [n_seqs + 1]: sequence s has the rows
+    const int32_t *tokens;    /* [n_rows]; −1 − p: what draw() leaves
+                                 at place p, where the backend draws */
+    const int32_t *pos;       /* [n_rows] position in its sequence */
+    const int32_t *row_start; /* [n_seqs + 1]: sequence s has the rows
                                  row_start[s] … row_start[s + 1] − 1, at
                                  consecutive positions */
     const int32_t *const *block_table; /* [n_seqs]: block_table[s][i] is the
@@ -194,8 +195,9 @@ typedef struct {
 
 /* Upper bounds of all later calls of draw(). */
 typedef struct {
-    int n_vocab; /* ≤ OP_VOCAB_MAX */
-    int max_rows;
+    int n_vocab;    /* ≤ OP_VOCAB_MAX */
+    int max_rows;   /* of one call */
+    int max_places; /* for results, ≥ max_rows */
     int max_adjusts;
 } op_draw_limits_t;
 
@@ -205,7 +207,7 @@ typedef struct {
     int n;
     const op_adjust_t *adjusts; /* the host's, as draws are */
     int n_adjusts;
-    op_drawn_t *drawn; /* [n] the host's */
+    int first; /* results go to the places first … first + n − 1 */
 } op_draw_job_t;
 
 /* Share t of n_shares of a job. */
@@ -401,8 +403,10 @@ typedef struct {
     int (*draw_prepare)(op_dev_t *dev, const op_draw_limits_t *limits,
                         op_err_t *err);
 
-    /* Log-probabilities of rows of logits, and tokens drawn from them; waits.
-     * All is exact, so it is done in any order with the same bits:
+    /* Log-probabilities of rows of logits, and tokens drawn from them.  As any
+     * op it waits for nothing: results stay in places of the backend, where
+     * drawn() finds them and batches may name them as tokens, until others go
+     * there.  All is exact, so it is done in any order with the same bits:
      *   weight of x: e^((x − max) / temperature), by the formula of exp of
      *     the engine's sampler, rounded to a multiple of 2^-34;
      *   log-probability: x − max − log(sum of weights at temperature 1), at
@@ -415,6 +419,10 @@ typedef struct {
      * NaN counts as −∞.  Rows that are adjusted are left changed; no two draws
      * are of one row. */
     void (*draw)(op_dev_t *dev, const op_draw_job_t *job);
+
+    /* The results at n places, for the host: waits until they are there, but
+     * for nothing that was asked for after the draws. */
+    void (*drawn)(op_dev_t *dev, op_drawn_t *results, int first, int n);
 } op_table_t;
 
 #endif /* KERNELS_OP_OP_H */

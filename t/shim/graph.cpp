@@ -322,14 +322,14 @@ cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)
 
     const std::vector<std::shared_ptr<shim_op_s>> ops = exec->ops;
     const auto run = [ops] {
-        shim_stats.graph_launches++;
-
         for (const std::shared_ptr<shim_op_s> &op : ops) {
             if (shim_sticky() == cudaSuccess) {
                 op->run();
             }
         }
     };
+
+    shim_stats.graph_launches++;
 
     return shim_enqueue(stream, { cudaGraphNodeTypeEmpty, run, {}, NULL });
 }

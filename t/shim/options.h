@@ -72,7 +72,7 @@ typedef struct {
     uint64_t switches;
     uint64_t copies;
     uint64_t pageable_copies; /* asynchronous ones that are not */
-    uint64_t graph_launches;
+    uint64_t graph_launches; /* when they were asked for */
     uint64_t products;   /* of cuBLAS, when they were asked for */
     uint64_t workspaces; /* that it took for them because it was given none */
 } shim_stats_t;

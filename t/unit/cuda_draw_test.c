@@ -24,7 +24,7 @@
 #include "t/shim/options.h"
 #include "t/unit/random.h"
 
-enum { ROWS = 5, N_MAX = 49152, ADJUSTS = 4096, LIST = 40 };
+enum { ROWS = 5, FIRST = 3, N_MAX = 49152, ADJUSTS = 4096, LIST = 40 };
 
 /* not there with TEST_CUDA=gpu */
 #pragma weak shim_options
@@ -241,7 +241,8 @@ draw_rows(int n, op_draw_t *draws, op_drawn_t *drawn)
                                          .n = ROWS,
                                          .adjusts = adjusts,
                                          .n_adjusts = at,
-                                         .drawn = drawn });
+                                         .first = FIRST });
+    cuda_ops.drawn(dev, drawn, FIRST, ROWS);
 
     if (cuda_ops.check(dev, &err) != 0) {
         fail_msg("%s", err.text);
@@ -295,6 +296,7 @@ run_round(int n, bool adjusted)
     op_drawn_t drawn[ROWS];
     const op_draw_limits_t limits = { .n_vocab = n,
                                       .max_rows = ROWS,
+                                      .max_places = FIRST + ROWS,
                                       .max_adjusts = ADJUSTS };
     arena_t *arena = arena_create(1 << 16);
     samp_t *samp = samp_create(n);
@@ -382,7 +384,9 @@ static void
 test_flat(void **state)
 {
     enum { N = 4096 };
-    const op_draw_limits_t limits = { .n_vocab = N, .max_rows = ROWS };
+    const op_draw_limits_t limits = { .n_vocab = N,
+                                      .max_rows = ROWS,
+                                      .max_places = ROWS };
     float *x = cuda_ops.alloc(dev, N * sizeof(float));
     op_err_t err;
 
@@ -403,11 +407,85 @@ test_flat(void **state)
 
         cuda_ops.draw(
             dev, &(op_draw_job_t){
-                     .logits = x, .draws = &draw, .n = 1, .drawn = &drawn });
+                     .logits = x, .draws = &draw, .n = 1, .first = i % ROWS });
+        cuda_ops.drawn(dev, &drawn, i % ROWS, 1);
         assert_int_equal(drawn.token, (int) (share * N / 2));
     }
 
     cuda_ops.free(dev, x, N * sizeof(float));
+}
+
+
+/* Tokens that are drawn, read by embed() from their places before the host has
+ * seen them; and the draws' results, later. */
+static void
+test_places(void **state)
+{
+    enum { N = 64, N_IN = 32, PLACES = 12 };
+    static float table[N * N_IN], got[PLACES * N_IN];
+    static int32_t tokens[PLACES];
+    const op_draw_limits_t limits = { .n_vocab = N,
+                                      .max_rows = ROWS,
+                                      .max_places = PLACES };
+    const op_limits_t step = { .max_rows = PLACES,
+                               .max_seqs = 1,
+                               .max_len = PLACES,
+                               .max_in = N_IN,
+                               .n_heads = 1,
+                               .n_kv_heads = 1,
+                               .head_dim = 64 };
+    const op_tensor_t part = { table, OP_F32, N_IN, N };
+    op_err_t err;
+
+    (void) state;
+    assert_int_equal(cuda_ops.prepare(dev, &step, &err), 0);
+    assert_int_equal(cuda_ops.draw_prepare(dev, &limits, &err), 0);
+
+    float *x = cuda_ops.alloc(dev, N * sizeof(float)); /* all the same */
+    float *y = cuda_ops.alloc(dev, sizeof(got));
+
+    for (int i = 0; i < N * N_IN; i++) {
+        table[i] = (float) i;
+    }
+
+    op_weight_t *w = cuda_ops.weight(dev, &part, 1, &err);
+
+    assert_true(x != NULL && y != NULL && w != NULL);
+
+    for (int i = 0; i < PLACES; i++) {
+        const int place = i * 5 % PLACES;
+        const op_draw_t draw = { .kind = OP_DRAW,
+                                 .n_top = -1,
+                                 .top_p = 1,
+                                 .temperature = 1,
+                                 .depth = -25,
+                                 .u = (float) (i + 1) / (PLACES + 1) };
+
+        cuda_ops.draw(
+            dev, &(op_draw_job_t){
+                     .logits = x, .draws = &draw, .n = 1, .first = place });
+        tokens[i] = -1 - place;
+    }
+
+    tokens[3] = 7;
+    cuda_ops.embed(dev, y, w, tokens, PLACES);
+    cuda_ops.get(dev, got, y, sizeof(got));
+
+    for (int i = 0; i < PLACES; i++) {
+        op_drawn_t drawn;
+
+        cuda_ops.drawn(dev, &drawn, i * 5 % PLACES, 1);
+        assert_int_equal(drawn.token, (i + 1) * N / (PLACES + 1));
+
+        const int32_t token = i == 3 ? 7 : drawn.token;
+
+        assert_memory_equal(got + i * N_IN, table + token * N_IN,
+                            N_IN * sizeof(float));
+    }
+
+    cuda_ops.weight_free(dev, w);
+    cuda_ops.free(dev, x, N * sizeof(float));
+    cuda_ops.free(dev, y, sizeof(got));
 }
 
 
@@ -417,10 +495,12 @@ static void
 test_memory(void **state)
 {
     enum { MANY = 1 << 20 };
-    const op_draw_limits_t small = { .n_vocab = 100, .max_rows = 1 };
-    const op_draw_limits_t large = { .n_vocab = 100,
+    const op_draw_limits_t small = { .n_vocab = 100,
                                      .max_rows = 1,
-                                     .max_adjusts = MANY };
+                                     .max_places = 1 };
+    const op_draw_limits_t large = {
+        .n_vocab = 100, .max_rows = 1, .max_places = 1, .max_adjusts = MANY
+    };
     op_err_t err;
 
     (void) state;
@@ -440,9 +520,9 @@ test_memory(void **state)
 static void
 test_no_memory(void **state)
 {
-    const op_draw_limits_t limits = { .n_vocab = 100,
-                                      .max_rows = ROWS,
-                                      .max_adjusts = 10 };
+    const op_draw_limits_t limits = {
+        .n_vocab = 100, .max_rows = ROWS, .max_places = ROWS, .max_adjusts = 10
+    };
     int failed = 0;
 
     (void) state;
@@ -479,9 +559,9 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_memory),    cmocka_unit_test(test_draws),
-        cmocka_unit_test(test_adjusted),  cmocka_unit_test(test_flat),
-        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_memory),   cmocka_unit_test(test_draws),
+        cmocka_unit_test(test_adjusted), cmocka_unit_test(test_flat),
+        cmocka_unit_test(test_places),   cmocka_unit_test(test_no_memory),
     };
     op_err_t err;
 

@@ -64,6 +64,8 @@ static _Alignas(16) uint8_t tiny_area[AREA_BYTES];
 static const char *tiny_pre = "gpt-2"; /* tokenizer.ggml.pre */
 static op_dtype_t tiny_dtype = OP_Q8_0;
 static int tiny_head_dim = 16;
+static int tiny_ahead_after;     /* conf.ahead_after, */
+static double tiny_output_ratio; /* conf.output_ratio */
 
 #define TINY_TEMPLATE                                                       \
     "{% for m in messages %}{{ '<|im_end|>' + m['role'] + ':' }}"           \
@@ -153,6 +155,8 @@ tiny_engine(const char *const *words)
     conf.max_model_len = TINY_CTX;
     conf.max_num_seqs = 8;
     conf.max_num_batched_tokens = 64;
+    conf.ahead_after = tiny_ahead_after;
+    conf.output_ratio = tiny_output_ratio;
 
     for (; words != NULL && *words != NULL; words++) {
         assert_int_equal(engine_conf_set(&conf, *words, &err), LLM_OK);
