@@ -117,6 +117,13 @@ shim_fails(shim_fail_t kind)
 }
 
 
+bool
+shim_will_fail(shim_fail_t kind)
+{
+    return countdown[kind] != 0;
+}
+
+
 void
 shim_trace(const char *name)
 {

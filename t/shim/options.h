@@ -112,6 +112,9 @@ void shim_fail_at(shim_fail_t kind, uint64_t n);
 /* Counts one event: whether it is to fail. */
 bool shim_fails(shim_fail_t kind);
 
+/* Whether one is still to fail. */
+bool shim_will_fail(shim_fail_t kind);
+
 #ifdef __cplusplus
 }
 #endif
