@@ -22,14 +22,15 @@ typedef struct {
     op_dtype_t dtype;
     bool loose; /* cuBLAS for float weights */
     bool drafts;
+    int asked; /* which request: cuBLAS is for more than a few rows */
     char path[64];
     buf_t want;
     buf_t plain; /* without cuBLAS */
 } start_t;
 
 static start_t starts[] = {
-    { "quantised weights", OP_Q8_0, false, false, "", { 0 }, { 0 } },
-    { "cuBLAS and a draft model", OP_F16, true, true, "", { 0 }, { 0 } },
+    { "quantised weights", OP_Q8_0, false, false, 2, "", { 0 }, { 0 } },
+    { "cuBLAS and a draft model", OP_F16, true, true, 1, "", { 0 }, { 0 } },
 };
 
 enum { N_STARTS = sizeof(starts) / sizeof(starts[0]) };
@@ -99,9 +100,9 @@ assert_nothing_left(void)
 
 /* What it answers, and everything is given back. */
 static void
-ask_and_close(engine_t *engine, buf_t *out)
+ask_and_close(engine_t *engine, int i, buf_t *out)
 {
-    request_t *req = submit(engine, 1);
+    request_t *req = submit(engine, i);
 
     run_all(engine);
     answer_of(req, out);
@@ -112,11 +113,11 @@ ask_and_close(engine_t *engine, buf_t *out)
 
 
 static void
-assert_answers(engine_t *engine, const buf_t *want)
+assert_answers(engine_t *engine, int i, const buf_t *want)
 {
     buf_t got = { 0 };
 
-    ask_and_close(engine, &got);
+    ask_and_close(engine, i, &got);
     assert_memory_equal(got.data, want->data, want->len);
     buf_fini(&got);
 }
@@ -174,7 +175,8 @@ refuse(const start_t *start, int kind, int n)
         assert_nothing_left();
 
         if (more || (n - 1) % kinds[kind].each == 0) {
-            assert_answers(open_well(start, "cuda"), &start->want);
+            assert_answers(open_well(start, "cuda"), start->asked,
+                           &start->want);
         }
 
         return true;
@@ -190,7 +192,8 @@ refuse(const start_t *start, int kind, int n)
             strstr(engine->ops->describe(engine->dev), "without cuBLAS"));
     }
 
-    assert_answers(engine, refused ? &start->plain : &start->want);
+    assert_answers(engine, start->asked,
+                   refused ? &start->plain : &start->want);
 
     return refused;
 }
@@ -250,7 +253,7 @@ test_auto(void **unused)
     int n_cpu = 0;
 
     (void) unused;
-    ask_and_close(open_well(start, "cpu"), &want);
+    ask_and_close(open_well(start, "cpu"), start->asked, &want);
     close(mkstemp(log));
     assert_int_equal(log_open(log, LOG_NOTICE), LLM_OK);
 
@@ -267,7 +270,8 @@ test_auto(void **unused)
             assert_true(refused
                         == logged(log, "device auto: using the CPU, because "));
             assert_string_equal(engine->ops->name, refused ? "cpu" : "cuda");
-            assert_answers(engine, refused ? &want : &start->want);
+            assert_answers(engine, start->asked,
+                           refused ? &want : &start->want);
             n_cpu += refused;
         }
     }
@@ -290,7 +294,7 @@ test_graphs(void **unused)
         engine_t *engine = open_well(&starts[0], "cuda");
 
         shim_fail_at(SHIM_FAIL_GRAPH, n);
-        assert_answers(engine, &starts[0].want);
+        assert_answers(engine, starts[0].asked, &starts[0].want);
 
         const bool refused = !shim_will_fail(SHIM_FAIL_GRAPH);
 
@@ -309,14 +313,17 @@ make_starts(void **unused)
 {
     (void) unused;
     log_open(NULL, LOG_WARN);
+    n_wanted = 6;
 
     for (int s = 0; s < N_STARTS; s++) {
         tiny_dtype = starts[s].dtype;
         tiny_head_dim = 32;
         tiny_file(starts[s].path);
-        ask_and_close(open_well(&starts[s], "cuda"), &starts[s].want);
+        ask_and_close(open_well(&starts[s], "cuda"), starts[s].asked,
+                      &starts[s].want);
         shim_options()->no_cublas = true;
-        ask_and_close(open_well(&starts[s], "cuda"), &starts[s].plain);
+        ask_and_close(open_well(&starts[s], "cuda"), starts[s].asked,
+                      &starts[s].plain);
         shim_options()->no_cublas = false;
     }
 
