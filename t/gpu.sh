@@ -106,6 +106,32 @@ exactness() {
     done
 }
 
+# drafts of each kind change nothing, greedy or drawn, and some are right, some
+# wrong; the model drafts for itself
+speculation() {
+    local heat how want got count right=0 all=0
+
+    for heat in 0 0.8; do
+        want=$(generate --max-tokens 24 --temperature "$heat" --seed 5) \
+            || return 1
+        [ -n "$want" ] || return 1
+        for how in "--speculative ngram:1:3" \
+            "--speculative-model $OUT/q4_0.gguf"; do
+            # shellcheck disable=SC2086
+            got=$(generate --max-tokens 24 --temperature "$heat" --seed 5 \
+                --num-speculative-tokens 3 --log-level info $how) || return 1
+            count=$(sed -n 's/.* \([0-9]* of [0-9]*\) drafts right$/\1/p' \
+                "$OUT/generate.err")
+            echo "temperature $heat, $how, $count drafts right: $got"
+            [ "$got" = "$want" ] || { echo "without: $want"; return 1; }
+            right=$((right + ${count% of *}))
+            all=$((all + ${count#* of }))
+        done
+    done
+
+    [ "$right" -gt 0 ] && [ "$right" -lt "$all" ]
+}
+
 # GB/s of the data sheet
 bandwidth() {
     case $device in
@@ -132,7 +158,7 @@ ops() {
         && ! grep -q SKIP <<<"$out"
 }
 
-export -f generate exactness benchmark ops
+export -f generate exactness speculation benchmark ops
 export OUT engine dry build
 
 step device 20 "$engine" plan --like llama-3.2-1b --memory 80GB
@@ -176,6 +202,7 @@ done
 
 step end-to-end 60 bash -c generate
 step exactness 90 bash -c exactness
+step speculation 60 bash -c speculation
 
 if [ -n "$dry" ]; then
     record batches skipped 0 "t/unit/cuda_engine_test is a test of its own"
