@@ -208,7 +208,11 @@ if [ -n "$dry" ]; then
     record batches skipped 0 "t/unit/cuda_engine_test is a test of its own"
     record draws skipped 0 "t/unit/cuda_draw_test is a test of its own"
 else
-    step batches 60 env LLM_TEST_MODEL="${LLM_TEST_MODEL:-$OUT/q4_0.gguf}" \
+    # of the size that the test's pages are counted for
+    step synth-batches 30 "$engine" synth --like smollm2-135m --type q4_0 \
+        --seed 1 --out "$OUT/batches.gguf"
+    step batches 60 env LLM_TEST_LONG=1 \
+        LLM_TEST_MODEL="${LLM_TEST_MODEL:-$OUT/batches.gguf}" \
         "$build/t/unit/cuda_engine_test"
     step draws 60 "$build/t/unit/cuda_draw_test"
 fi
@@ -232,7 +236,7 @@ for type in "${types[@]}"; do
     fi
 done
 
-rm -f "$OUT/small.gguf"
+rm -f "$OUT/small.gguf" "$OUT/batches.gguf"
 
 for type in "${types[@]}"; do
     rm -f "$OUT/$type.gguf"
