@@ -497,7 +497,7 @@ cuda_draw(op_dev_t *dev, const op_draw_job_t *job)
            && job->first + job->n <= d->limits.max_places
            && job->n_adjusts <= d->limits.max_adjusts);
 
-    if (job->n == 0 || !cuda_enter(dev)
+    if (dev->failed || job->n == 0
         || !send_draws(dev, job, &call.draws, &call.adjusts))
     {
         return;

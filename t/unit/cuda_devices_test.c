@@ -219,6 +219,25 @@ test_threads(void **unused)
 }
 
 
+/* The same of a device that nothing was reserved on. */
+static void
+test_bare(void **unused)
+{
+    engine_t *engine = open_on("cuda:0");
+    const op_open_t second = { .device = 1 };
+    op_err_t err = { "" };
+    op_dev_t *dev = engine->ops->open(&second, &err);
+
+    (void) unused;
+    assert_non_null(dev);
+    cudaSetDevice(0);
+    assert_int_equal(engine->ops->check(dev, &err), 0);
+    cudaSetDevice(0);
+    engine->ops->close(dev);
+    engine_close(engine);
+}
+
+
 static void
 test_one_dies(void **unused)
 {
@@ -247,6 +266,31 @@ test_one_dies(void **unused)
     cudaSetDevice(0);
     cudaDeviceReset();
     step_in_turn();
+}
+
+
+/* An engine's memory is that of its GPU, whichever is the thread's now. */
+static void
+test_memory(void **unused)
+{
+    shim_options_t *shim = shim_options();
+    engine_t *engines[2] = { open_on("cuda:0"), open_on("cuda:1") };
+    size_t room[2];
+
+    (void) unused;
+    shim->others[0] = shim->memory / 2;
+
+    for (int i = 0; i < 2; i++) {
+        room[i] = engines[i]->ops->memory(engines[i]->dev).free;
+    }
+
+    assert_true(room[0] < shim->memory / 2 && room[1] > shim->memory / 2);
+
+    /* what they have is as much, and given back to where it is from */
+    assert_int_equal(room[1] - room[0], shim->memory / 2);
+    engine_close(engines[0]);
+    assert_int_equal(engines[1]->ops->memory(engines[1]->dev).free, room[1]);
+    engine_close(engines[1]);
 }
 
 
@@ -340,7 +384,9 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_in_turn, two, one),
         cmocka_unit_test_setup_teardown(test_threads, two, one),
+        cmocka_unit_test_setup_teardown(test_bare, two, one),
         cmocka_unit_test_setup_teardown(test_one_dies, two, one),
+        cmocka_unit_test_setup_teardown(test_memory, two, one),
         cmocka_unit_test_setup_teardown(test_roomiest, two, one),
         cmocka_unit_test_setup_teardown(test_refusals, two, one),
     };
