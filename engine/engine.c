@@ -1,9 +1,9 @@
 /*
  * Opening and closing an engine, and one turn of it.
  *
- * Start-up order: file, tokenizer, template and shape (cheap, most mistakes show
- * here), device, weights, KV pages.  Whatever fails says so in one sentence;
- * with device auto what fails on a GPU begins again on the CPU.
+ * Start-up order: file, tokenizer, template and shape (cheap, most mistakes
+ * show here), device, weights, KV pages.  Whatever fails says so in one
+ * sentence; with device auto what fails on a GPU begins again on the CPU.
  */
 
 #include "engine/engine.h"
@@ -271,8 +271,8 @@ open_pages(engine_t *engine, llm_err_t *err)
 }
 
 
-/* Everything is open, or was not to be had on a GPU: which one, and what it says
- * itself.  What a device that has failed lacks, it lacks for that. */
+/* Everything is open, or was not to be had on a GPU: which one, and what it
+ * says itself.  What a device that has failed lacks, it lacks for that. */
 static int
 check_device(const engine_t *engine, int rc, llm_err_t *err)
 {

@@ -110,16 +110,16 @@ exactness() {
 # wrong; the model drafts for itself
 speculation() {
     local heat how want got count right=0 all=0
+    local short=(--prompt "a b a b a b" --max-tokens 16 --seed 5)
 
     for heat in 0 0.8; do
-        want=$(generate --max-tokens 24 --temperature "$heat" --seed 5) \
-            || return 1
+        want=$(generate "${short[@]}" --temperature "$heat") || return 1
         [ -n "$want" ] || return 1
         for how in "--speculative ngram:1:3" \
             "--speculative-model $OUT/q4_0.gguf"; do
             # shellcheck disable=SC2086
-            got=$(generate --max-tokens 24 --temperature "$heat" --seed 5 \
-                --num-speculative-tokens 3 --log-level info $how) || return 1
+            got=$(generate "${short[@]}" --temperature "$heat" $how \
+                --num-speculative-tokens 3 --log-level info) || return 1
             count=$(sed -n 's/.* \([0-9]* of [0-9]*\) drafts right$/\1/p' \
                 "$OUT/generate.err")
             echo "temperature $heat, $how, $count drafts right: $got"
@@ -202,7 +202,7 @@ done
 
 step end-to-end 60 bash -c generate
 step exactness 90 bash -c exactness
-step speculation 60 bash -c speculation
+step speculation 90 bash -c speculation
 
 if [ -n "$dry" ]; then
     record batches skipped 0 "t/unit/cuda_engine_test is a test of its own"

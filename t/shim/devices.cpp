@@ -1,8 +1,8 @@
 /*
  * The devices of the emulation: how many there are, which of them a thread
  * speaks to, and whose something is.  CUDA lets some calls reach another device
- * than the current one and refuses others, not always where the mistake is; here
- * nobody may use what another device has.
+ * than the current one and refuses others, not always where the mistake is;
+ * here nobody may use what another device has.
  */
 
 #include "t/shim/options.h"

@@ -1,10 +1,10 @@
 /*
  * Device memory: an arena of the host for each device, reserved at the first
- * use.  It is made of private mappings of one small file full of 0xff, so that every byte that
- * was never written is part of a NaN, whatever the size of an allocation.
- * Behind each allocation is a zone that nobody may touch: poisoned under ASan,
- * compared otherwise.  With the option protect, the arena can be touched only
- * while operations of streams run.
+ * use.  It is made of private mappings of one small file full of 0xff, so that
+ * every byte that was never written is part of a NaN, whatever the size of an
+ * allocation.  Behind each allocation is a zone that nobody may touch: poisoned
+ * under ASan, compared otherwise.  With the option protect, an arena can be
+ * touched only while operations of its device's streams run.
  */
 
 #include "t/shim/options.h"

@@ -5,8 +5,8 @@
  * log-probabilities must be the same bit for bit.  And scores of a text are
  * near the CPU backend's.
  *
- * Needs LLM_TEST_MODEL, of SmolLM2-135M's shape: the sizes of memory are made for
- * it.  LLM_TEST_LONG adds the drafts.
+ * Needs LLM_TEST_MODEL, of SmolLM2-135M's shape: the sizes of memory are made
+ * for it.  LLM_TEST_LONG adds the drafts.
  */
 
 #include <math.h>

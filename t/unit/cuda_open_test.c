@@ -206,11 +206,17 @@ test_refused(void **unused)
 
     for (int s = 0; s < N_STARTS; s++) {
         for (int kind = 0; kind < N_KINDS; kind++) {
+            const int step = more ? 1 : kinds[kind].step;
             int n = 1;
 
             while (refuse(&starts[s], kind, n)) {
-                n += more ? 1 : kinds[kind].step;
+                n += step;
                 assert_true(n < MOST);
+            }
+
+            /* and the last ones, behind which nothing else would notice */
+            for (int i = 1; i < step; i++) {
+                refuse(&starts[s], kind, n - i);
             }
 
             print_message("# %s: fewer than %d %s, refused in turn\n",
