@@ -33,8 +33,10 @@ sub json_decode { $JSON->decode($_[0]) }
 my $build = $ENV{LLM_TEST_BUILD} || 'build';
 $build = POSIX::getcwd() . "/$build" unless $build =~ m{^/};
 
-# Slow builds get more patience, never a different expectation.
-my $patience = $build =~ /address|thread/ ? 10 : 1;
+# Every wait is for something that must come, and its limit only ends a test
+# that hangs.  Slow builds get more patience, never a different expectation, and
+# any build runs on machines that have other things to do.
+my $patience = $build =~ /address|thread/ ? 10 : 3;
 
 sub wait_for {
     my ($what, $seconds) = @_;
