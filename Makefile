@@ -268,7 +268,8 @@ $(CUDA_TESTS): $(BUILD)/t/cuda/%: $$(call cuda_obj,t/cuda/$$*) \
         $$(call cuda_obj,t/cuda/attn_world) \
         $$(call cuda_obj,kernels/cuda/cuda_kv) \
         $$(call cuda_obj,kernels/cuda/cuda_attn) \
-        $(BUILD)/t/ops/lib/attn_world.o $$(call folder,$(LINK_op)) \
+        $(BUILD)/t/ops/lib/attn_world.o $(BUILD)/t/ops/lib/compare.o \
+        $$(call folder,$(LINK_op)) \
         $$(if $$(filter gpu,$$(TEST_CUDA)),,$(SHIM_OBJ))
 	$(Q)$(CXX) $(LDFLAGS) -o $@ $^ $(LIBS) $(TEST_CUDA_LIBS) -lcmocka
 

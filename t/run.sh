@@ -110,21 +110,19 @@ done
 
 if [ "$what" = check ]; then
     export LLM_TEST_LONG=1
-    build SAN=address,undefined all units shim cuda-tests \
-        build-address,undefined/t/ops/{dense,schedule}_test
+    build SAN=address,undefined all units ops shim cuda-tests
     build SAN=thread BUILD=build-thread units ops shim cuda-tests
     build CC=clang-14 BUILD=build-fuzz SAN=fuzzer-no-link,address,undefined \
         fuzz
     # first, because it takes longest
     tests=(t/http_sanitized.t "${tests[@]}")
     tests+=(build-address,undefined/t/unit/*_test build-thread/t/unit/ipc*_test
-            build-thread/t/unit/engine_thread*_test
-            build-thread/t/ops/pool_test
-            build-address,undefined/t/shim/*_test
-            build-address,undefined/t/cuda/*_test
-            build-address,undefined/t/ops/{dense,schedule}_test
-            build-thread/t/shim/*_test build-thread/t/cuda/*_test
-            build-thread/t/ops/{dense,schedule}_test)
+            build-thread/t/unit/engine_thread*_test)
+
+    # every suite of kernels, in the small sets of t/ops/lib/small.h
+    for b in build-address,undefined build-thread; do
+        tests+=("$b"/t/shim/*_test "$b"/t/cuda/*_test "$b"/t/ops/*_test)
+    done
 fi
 
 # the matrix unit's twin: much of it every day, and all of it in a check

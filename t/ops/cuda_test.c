@@ -17,6 +17,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/cuda/cuda_ops.h"
+#include "t/ops/lib/compare.h"
 #include "t/ops/lib/hosted.h"
 #include "t/shim/options.h"
 
@@ -58,19 +59,6 @@ floats(size_t n, float range)
     }
 
     return p;
-}
-
-
-static void
-assert_close(const float *got, const float *want, size_t n, double relative)
-{
-    for (size_t i = 0; i < n; i++) {
-        const double bound = relative * fabs((double) want[i]) + 1e-37;
-
-        if (!(fabs((double) got[i] - want[i]) <= bound)) {
-            fail_msg("%zu: %.9g, the oracle says %.9g", i, got[i], want[i]);
-        }
-    }
 }
 
 
@@ -322,7 +310,7 @@ test_rmsnorm(void **unused)
         memset(x, 0, (size_t) dim * sizeof(float)); /* a row of zeros */
         ref->rmsnorm(ref_dev, want, x, w, ROWS, dim, 1e-5f);
         hosted_cuda.rmsnorm(dev, first, x, w, ROWS, dim, 1e-5f);
-        assert_close(first, want, n, 1e-6);
+        assert_near_floats(want, first, n, 1e-6);
 
         /* one row at a time, in place */
         memcpy(y, x, n * sizeof(float));

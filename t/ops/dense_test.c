@@ -17,6 +17,7 @@
 #include <cmocka.h>
 
 #include "kernels/cuda/cuda_ops.h"
+#include "t/ops/lib/compare.h"
 #include "t/ops/lib/hosted.h"
 #include "t/ops/lib/linear.h"
 #include "t/shim/options.h"
@@ -47,22 +48,6 @@ static uint64_t
 products(void)
 {
     return shim_stats.products;
-}
-
-
-/* Relative RMS error of all values. */
-static double
-error_of(const float *got, const float *want, int n)
-{
-    double error = 0.0, norm = 0.0;
-
-    for (int i = 0; i < n; i++) {
-        assert_true(isfinite(got[i]));
-        error += ((double) got[i] - want[i]) * ((double) got[i] - want[i]);
-        norm += (double) want[i] * want[i];
-    }
-
-    return sqrt(error / norm);
 }
 
 
@@ -170,7 +155,7 @@ exact_is_near(void **state)
                 op_weight_t *w = make_weight(&d, &t, 1);
                 float *want = of_oracle(&t, x, ROWS);
                 float *y = run_linear(&d, w, N_OUT, x, ROWS);
-                const double error = error_of(y, want, ROWS * N_OUT);
+                const double error = compare_rms(want, y, ROWS * N_OUT);
 
                 if (!(error < 1e-6)) {
                     fail_msg("%s, inputs of %g: error %g",
@@ -298,7 +283,7 @@ loose_is_cublas(void **state)
         free(y);
 
         y = run_linear(&d, w, N_OUT, x, ROWS);
-        assert_true(error_of(y, want, ROWS * N_OUT) < bounds[i]);
+        assert_true(compare_rms(want, y, ROWS * N_OUT) < bounds[i]);
         assert_true(count_different(&d, &t, x) > 0);
 
         /* one addition behind the sum */
@@ -349,7 +334,8 @@ loose_in_parts(void **state)
         float *want = of_oracle(&parts[i], x, ROWS);
 
         for (int r = 0; r < ROWS; r++) {
-            assert_true(error_of(y + r * N_OUT + first, want + r * n_out, n_out)
+            assert_true(compare_rms(want + r * n_out, y + r * N_OUT + first,
+                                    (size_t) n_out)
                         < 2e-2);
         }
 
@@ -388,7 +374,7 @@ loose_of(void **state)
         d.ops->linear_of(d.dev, got, N_OUT, &in, ROWS, w, OP_SET);
         exact.ops->linear_of(exact.dev, want, N_OUT, &in, ROWS, w_exact,
                              OP_SET);
-        assert_true(error_of(got, want, ROWS * N_OUT) < 5e-3);
+        assert_true(compare_rms(want, got, ROWS * N_OUT) < 5e-3);
     }
 
     d.ops->weight_free(d.dev, w);
@@ -422,8 +408,8 @@ loose_in_range(void **state)
     float *want = of_oracle(&t, x, ROWS);
     float *y = run_linear(&d, w, N_OUT, x, ROWS);
 
-    assert_true(error_of(y, want, N_OUT) < 1e-3);
-    assert_true(error_of(y + N_OUT, want + N_OUT, N_OUT) < 1e-3);
+    assert_true(compare_rms(want, y, N_OUT) < 1e-3);
+    assert_true(compare_rms(want + N_OUT, y + N_OUT, N_OUT) < 1e-3);
 
     for (int i = 0; i < N_OUT; i++) {
         assert_true(isfinite(y[2 * N_OUT + i]));

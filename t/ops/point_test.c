@@ -20,6 +20,7 @@
 #include "kernels/cpu/cpu_math.h"
 #include "kernels/cpu/cpu_point.h"
 #include "kernels/op/op.h"
+#include "t/ops/lib/compare.h"
 
 enum { N_ISAS = 4, MAX_DEVS = 2 * N_ISAS, MAX_ROWS = 70 };
 
@@ -55,19 +56,6 @@ floats(size_t n, float range)
         p[i] = uniform(-range, range);
     }
     return p;
-}
-
-
-static void
-assert_close(const float *got, const float *want, size_t n, double relative)
-{
-    for (size_t i = 0; i < n; i++) {
-        const double bound = relative * fabs((double) want[i]) + 1e-37;
-
-        if (!(fabs((double) got[i] - want[i]) <= bound)) {
-            fail_msg("%zu: %.9g, the oracle says %.9g", i, got[i], want[i]);
-        }
-    }
 }
 
 
@@ -271,7 +259,7 @@ test_rmsnorm(void **unused)
         memset(x, 0, dim * sizeof(float)); /* a row of zeros */
         ref->rmsnorm(ref_dev, want, x, w, MAX_ROWS, dim, 1e-5f);
         cpu->rmsnorm(devs[0], first, x, w, MAX_ROWS, dim, 1e-5f);
-        assert_close(first, want, n, 1e-6);
+        assert_near_floats(want, first, n, 1e-6);
 
         for (int k = 0; k < n_devs; k++) {
             cpu->rmsnorm(devs[k], y, x, w, MAX_ROWS, dim, 1e-5f);
@@ -309,7 +297,7 @@ check_silu(float range)
 
         ref->silu_mul(ref_dev, want, x, MAX_ROWS, dim);
         cpu->silu_mul(devs[0], first, x, MAX_ROWS, dim);
-        assert_close(first, want, n, 1e-6);
+        assert_near_floats(want, first, n, 1e-6);
 
         for (int k = 0; k < n_devs; k++) {
             cpu->silu_mul(devs[k], y, x, MAX_ROWS, dim);

@@ -220,8 +220,8 @@ check_rope(const rope_case_t *c)
         run_rope(cpu, devs[k], c, y, pages);
         for (size_t i = 0; i < n; i++) {
             if (i != n - 4) {
-                assert_true(fabsf(y[i] - want[i]) <= 2e-6f * 4.0f
-                            || y[i] == want[i]);
+                assert_true(isfinite(want[i]));
+                assert_true(fabsf(y[i] - want[i]) <= 2e-6f * 4.0f);
             }
         }
         assert_kv(c, y, pages);

@@ -18,13 +18,10 @@
 
 #include "t/ops/lib/hosted.h"
 #include "t/ops/lib/linear.h"
+#include "t/ops/lib/small.h"
 #include "t/shim/options.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { N_SEEDS = 2, COUNT_STEP = 2 };
-#else
-enum { N_SEEDS = 6, COUNT_STEP = 1 };
-#endif
+enum { N_SEEDS = SMALL_SET ? 2 : 6, COUNT_STEP = SMALL_SET ? 2 : 1 };
 
 enum { N_IN = 512, N_OUT = 37, ROWS = 33, N_COUNTS = 7 };
 

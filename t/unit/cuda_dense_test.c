@@ -173,6 +173,7 @@ test_loose(void **unused)
         int n_different = 0;
 
         for (int i = 0; i < want.n - N_WANTED; i++) {
+            assert_true(isfinite(got.logprob[i]) && isfinite(want.logprob[i]));
             most = fmax(most, fabs(got.logprob[i] - want.logprob[i]));
             n_different += got.logprob[i] != other.logprob[i];
         }

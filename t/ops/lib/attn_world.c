@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "kernels/backend.h"
+#include "t/ops/lib/compare.h"
 
 const char *const world_isas[WORLD_ISAS] = { "avx512", "avx2", "baseline" };
 
@@ -313,10 +314,9 @@ world_assert_same(const world_t *a, const world_t *b, int n_seqs,
     for (int s = 0; s < n_seqs; s++) {
         assert_int_equal(a->len[s], b->len[s]);
         for (int p = 0; p < a->len[s]; p++) {
-            const size_t at = (size_t) p * a->width;
+            const size_t at = (size_t) p * a->width, n = a->width;
 
-            if (memcmp(a->out[s] + at, b->out[s] + at, a->width * sizeof(float))
-                != 0) {
+            if (compare_bits(a->out[s] + at, b->out[s] + at, n) < n) {
                 fail_msg("%s: seq %d position %d differs, seed %llu", what, s,
                          p, (unsigned long long) world_seed);
             }
@@ -335,20 +335,20 @@ world_assert_finite(const world_t *w, int seq)
 
 
 void
-world_fill(world_t *w, int len)
+world_fill_seq(world_t *w, int seq, int len)
 {
     const int stride = w->width + 2 * w->attn.n_kv_heads * w->attn.head_dim;
     float *qkv = world_must((size_t) len * stride, sizeof(float));
     float *at = qkv;
     int32_t *pos = world_must(len, sizeof(int32_t));
     const int32_t row_start[2] = { 0, len };
-    const int32_t *table = w->table[0];
+    const int32_t *table = w->table[seq];
 
     for (int p = 0; p < len; p++) {
         pos[p] = p;
-        at = world_qkv(w, 0, p, at);
+        at = world_qkv(w, seq, p, at);
         if (p % OP_PAGE == 0) {
-            w->table[0][p / OP_PAGE] = w->free_pages[--w->n_free];
+            w->table[seq][p / OP_PAGE] = w->free_pages[--w->n_free];
         }
     }
 
@@ -363,6 +363,13 @@ world_fill(world_t *w, int len)
                     OP_ROPE_HALVES, &w->kv, WORLD_LAYER);
     free(pos);
     free(qkv);
+}
+
+
+void
+world_fill(world_t *w, int len)
+{
+    world_fill_seq(w, 0, len);
 }
 
 

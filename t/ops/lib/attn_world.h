@@ -81,10 +81,13 @@ void world_feed(world_t *w, const world_chunk_t *chunks, int n_chunks);
 /* Random steps until the sequences have these lengths. */
 void world_feed_randomly(world_t *w, const int *len, int n_seqs, int largest);
 
-/* Writes len positions of sequence 0 to its pages and attends nothing.  K is
- * not rotated: the oracle and the product round the same values then. */
+/* Writes len positions of a sequence (of sequence 0) to its pages and attends
+ * nothing.  K is not rotated: the oracle and the product round the same values
+ * then. */
+void world_fill_seq(world_t *w, int seq, int len);
 void world_fill(world_t *w, int len);
 
+/* The same bits, and finite. */
 void world_assert_same(const world_t *a, const world_t *b, int n_seqs,
                        const char *what);
 void world_assert_finite(const world_t *w, int seq);

@@ -30,7 +30,7 @@ typedef struct {
 extern const op_dtype_t dtypes[N_DTYPES];
 
 /* Every instruction set this machine has, best first, with 1 and with 2
- * threads; the CUDA backend last; and the oracle. */
+ * threads (small set: 2); the CUDA backend last; and the oracle. */
 extern device_t devices[MAX_DEVS];
 extern int n_devices;
 extern device_t ref;
@@ -62,11 +62,11 @@ bool is_expected(int order, const op_tensor_t *t);
 float expected(int order, const op_tensor_t *t, int o, const float *x);
 
 /* linear() into a frame of guard values, which must stay as they were;
- * [rows][n_out], to be freed. */
+ * [rows][n_out], all finite, to be freed. */
 float *run_linear(const device_t *d, const op_weight_t *w, int n_out,
                   const float *x, int rows);
 
-/* n values bit for bit. */
+/* n values bit for bit, all finite. */
 void check_same(const float *a, const float *b, int n, const char *what,
                 int dtype);
 

@@ -320,13 +320,20 @@ run_mode(const device_t *d, const op_tensor_t *parts, const float *x, int rows,
 }
 
 
-/* NaN as NaN: which one comes out of an addition of two is nobody's choice. */
+/* Rows of n_out: those that make_odd() spoiled are as spoiled in both; of NaN,
+ * which one comes out of an addition of two is nobody's choice. */
 static void
-same_or_nan(const float *a, const float *b, int n, const char *what, int dtype)
+same_or_odd(const float *a, const float *b, int n_out, const char *what,
+            int dtype)
 {
-    for (int i = 0; i < n; i++) {
-        if (!isnan(a[i]) || !isnan(b[i])) {
+    for (int i = 0; i < MODE_ROWS * n_out; i++) {
+        const int row = i / n_out;
+
+        if (row != 3 && row != 20 && row != 33) {
             check_same(&a[i], &b[i], 1, what, dtype);
+        } else {
+            assert_false(isfinite(a[i]));
+            assert_true(a[i] == b[i] || (isnan(a[i]) && isnan(b[i])));
         }
     }
 }
@@ -375,7 +382,7 @@ test_modes(void **state)
                 const uint64_t before = twin_products();
 
                 run_mode(&sets[k], parts, x, ROWS, modes[m], got);
-                same_or_nan(want, got, ROWS * N_OUT, "modes", (int) dtypes[i]);
+                same_or_odd(want, got, N_OUT, "modes", (int) dtypes[i]);
                 check_skips(parts, modes[m], k < 3, twin_products() - before);
             }
         }
