@@ -186,6 +186,12 @@ $(BUILD)/t/unit/engine_oom_test $(BUILD)/t/unit/engine_convert_oom_test: \
 # a gate before it
 $(BUILD)/t/unit/engine_thread_test $(BUILD)/t/unit/engine_thread_leave_test: \
     LDFLAGS += -Wl,--wrap=prepare_request
+$(BUILD)/t/unit/engine_thread_leave_test: LDFLAGS += -Wl,--wrap=intake_thread_stop
+# its clock stands still
+$(BUILD)/t/unit/model_cache_test: LDFLAGS += -Wl,--wrap=clock_gettime
+# they see how it slept
+$(BUILD)/t/unit/engine_thread_test $(BUILD)/t/unit/engine_port_test: \
+    LDFLAGS += -Wl,--wrap=poll
 $(BUILD)/t/unit/sched_fair_test: LDFLAGS += -Wl,--wrap=calloc \
     -Wl,--wrap=realloc
 LINK_op      := kernels kernels/op kernels/ref kernels/cpu

@@ -5,7 +5,9 @@
  * All or nothing: a step whose decodes came from two passes would read the
  * weights twice.  So nothing runs ahead behind a step with prefill or drafts,
  * which rarely comes alone, nor where one of the sequences that go on needs its
- * token known first: penalties look at all tokens before.
+ * token known first: penalties look at all tokens before.  What ran ahead of a
+ * step with drafts runs again in it; drafts come in runs, so some steps without
+ * have to come first.
  *
  * Results go to places of the backend, in two sets that take turns: while one
  * is read the other is written.
@@ -17,11 +19,17 @@
 
 #include "engine/draw.h"
 
+enum {
+    CALM = 16 /* steps, so at worst one in so many is in vain for drafts */
+};
+
 struct ahead_s {
     batch_t batch;
     batch_out_t *taken; /* [max_num_seqs] */
     plan_row_t *rest;   /* [max_num_seqs] */
     int turn;
+    int calm;   /* steps without drafts, in a row, */
+    int enough; /* of these */
 };
 
 
@@ -45,13 +53,16 @@ ahead_open(engine_t *engine, llm_err_t *err)
 {
     const int seqs = engine->conf.max_num_seqs;
 
-    if (!draw_is_remote(engine) || engine->conf.no_ahead) {
+    if (!draw_is_remote(engine) || engine->conf.ahead_after < 0) {
         return LLM_OK;
     }
 
     engine->ahead = calloc(1, sizeof(ahead_t));
 
     if (engine->ahead != NULL) {
+        const int after = engine->conf.ahead_after;
+
+        engine->ahead->enough = after > 0 ? after : CALM;
         engine->ahead->taken = calloc((size_t) seqs, sizeof(batch_out_t));
         engine->ahead->rest = calloc((size_t) seqs, sizeof(plan_row_t));
     }
@@ -121,7 +132,7 @@ ahead_take(engine_t *engine, const plan_t *plan, plan_t *rest,
         seq->ahead = false;
     }
 
-    engine->n_taken += (uint64_t) n;
+    llm_stats_add(&engine->stats->rows_ahead_used, (uint64_t) n);
 
     return n;
 }
@@ -173,12 +184,29 @@ can_follow(const engine_t *engine, const seq_t *seq)
 }
 
 
+static void
+count_calm(ahead_t *ahead, const plan_t *plan)
+{
+    bool drafts = false;
+
+    for (int i = 0; i < plan->n_rows; i++) {
+        drafts |= plan->rows[i].n_draft > 0;
+    }
+
+    ahead->calm = drafts ? 0 : ahead->calm + (ahead->calm < ahead->enough);
+}
+
+
 /* Is the next step most likely one of decodes alone that can all be computed
  * now? */
 static bool
 may_run(const engine_t *engine, const plan_t *plan)
 {
     int lacking = 0, n = 0;
+
+    if (engine->spec != NULL && engine->ahead->calm < engine->ahead->enough) {
+        return false;
+    }
 
     for (int i = 0; i < plan->n_rows; i++) {
         const plan_row_t *row = &plan->rows[i];
@@ -234,9 +262,13 @@ ahead_launch(engine_t *engine, const plan_t *plan)
 {
     ahead_t *ahead = engine->ahead;
 
-    if (ahead == NULL || engine->failed || !draw_is_remote(engine)
-        || !may_run(engine, plan))
-    {
+    if (ahead == NULL) {
+        return;
+    }
+
+    count_calm(ahead, plan);
+
+    if (engine->failed || !draw_is_remote(engine) || !may_run(engine, plan)) {
         return;
     }
 
@@ -258,7 +290,7 @@ ahead_launch(engine_t *engine, const plan_t *plan)
     batch->op.n_out = n_rows;
     ahead->turn = 1 - ahead->turn;
     engine->in_flight = true;
-    engine->n_ahead += (uint64_t) n_rows;
+    llm_stats_add(&engine->stats->rows_ahead, (uint64_t) n_rows);
 
     model_forward(engine->model, &batch->op, &engine->kv);
 

@@ -271,9 +271,9 @@ cli_print(const llm_record_t *record, int *status)
         putchar('\n');
         log_write(LOG_INFO,
                   "generate: %u + %u tokens, first after %.1f ms, %.1f ms in "
-                  "all",
+                  "all, %u of %u drafts right",
                   d->prompt_tokens, d->completion_tokens, d->ttft_us / 1e3,
-                  d->total_us / 1e3);
+                  d->total_us / 1e3, d->accepted_tokens, d->drafted_tokens);
         *status = 0;
         return false;
     }

@@ -62,7 +62,8 @@ typedef struct {
     double output_ratio;
     int (*test_drafter)(const int32_t *tokens, int n_tokens, int n,
                         int32_t *draft);
-    bool no_ahead; /* nothing is computed before a step is planned */
+    int ahead_after; /* steps without drafts before any rows are computed ahead;
+                        0: ahead.c's own, < 0: none are */
 } engine_conf_t;
 
 

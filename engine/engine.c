@@ -1,8 +1,9 @@
 /*
  * Opening and closing an engine, and one turn of it.
  *
- * Start-up order: file, tokenizer and template (cheap, most mistakes show
- * here), device, weights, KV pages.  Whatever fails says so in one sentence.
+ * Start-up order: file, tokenizer, template and shape (cheap, most mistakes
+ * show here), device, weights, KV pages.  Whatever fails says so in one
+ * sentence; with device auto what fails on a GPU begins again on the CPU.
  */
 
 #include "engine/engine.h"
@@ -95,38 +96,37 @@ open_device(engine_t *engine, llm_err_t *err)
 }
 
 
-/* Weights, then pages.  With max_model_len auto the context is what the model
- * was trained for, or what fits. */
+/* With max_model_len auto the context is what the model was trained for, or
+ * what fits. */
 static int
-open_model(engine_t *engine, const gguf_t *gguf, llm_err_t *err)
+read_config(engine_t *engine, const gguf_t *gguf, model_config_t *config,
+            llm_err_t *err)
 {
     const engine_conf_t *conf = &engine->conf;
-    model_config_t config;
-
-    int rc = model_config_read(gguf, &config, err);
+    const int rc = model_config_read(gguf, config, err);
 
     if (rc != LLM_OK) {
         return rc;
     }
 
-    if (config.n_vocab != tok_n_vocab(engine->tok)) {
+    if (config->n_vocab != tok_n_vocab(engine->tok)) {
         return llm_err_set(err, LLM_ERROR, NULL,
                            "the file has %d tokens but embeds %d",
-                           tok_n_vocab(engine->tok), config.n_vocab);
+                           tok_n_vocab(engine->tok), config->n_vocab);
     }
 
-    memcpy(engine->model_name, config.name, sizeof(engine->model_name));
+    memcpy(engine->model_name, config->name, sizeof(engine->model_name));
     engine->model_name[sizeof(engine->model_name) - 1] = '\0';
 
-    if (conf->max_model_len > config.n_ctx) {
+    if (conf->max_model_len > config->n_ctx) {
         log_write(LOG_WARN,
                   "model: max_model_len %d is beyond the %d tokens that the "
                   "model was trained for",
-                  conf->max_model_len, config.n_ctx);
+                  conf->max_model_len, config->n_ctx);
     }
 
     engine->max_model_len =
-        conf->max_model_len > 0 ? conf->max_model_len : config.n_ctx;
+        conf->max_model_len > 0 ? conf->max_model_len : config->n_ctx;
 
     if (!conf->chunked_prefill
         && engine->max_model_len > conf->max_num_batched_tokens)
@@ -141,7 +141,17 @@ open_model(engine_t *engine, const gguf_t *gguf, llm_err_t *err)
     engine->max_out = conf->max_num_seqs < LOGIT_ROWS_MAX ? conf->max_num_seqs
                                                           : LOGIT_ROWS_MAX;
 
-    rc = budget_check(engine, gguf, &config, err);
+    return LLM_OK;
+}
+
+
+/* Weights, then pages. */
+static int
+open_model(engine_t *engine, const gguf_t *gguf, const model_config_t *config,
+           llm_err_t *err)
+{
+    const engine_conf_t *conf = &engine->conf;
+    int rc = budget_check(engine, gguf, config, err);
 
     if (rc != LLM_OK) {
         return rc;
@@ -166,9 +176,9 @@ open_model(engine_t *engine, const gguf_t *gguf, llm_err_t *err)
         return rc;
     }
 
-    engine->kv = (op_kv_t){ .n_layers = config.n_layers,
-                            .n_kv_heads = config.n_kv_heads,
-                            .head_dim = config.head_dim,
+    engine->kv = (op_kv_t){ .n_layers = config->n_layers,
+                            .n_kv_heads = config->n_kv_heads,
+                            .head_dim = config->head_dim,
                             .dtype = (op_dtype_t) conf->kv_cache_dtype };
 
     return LLM_OK;
@@ -261,10 +271,42 @@ open_pages(engine_t *engine, llm_err_t *err)
 }
 
 
-int
-engine_open(const engine_conf_t *conf, engine_t **out, llm_err_t *err)
+/* Everything is open, or was not to be had on a GPU: which one, and what it
+ * says itself.  What a device that has failed lacks, it lacks for that. */
+static int
+check_device(const engine_t *engine, int rc, llm_err_t *err)
+{
+    const char *name = engine->conf.device;
+    op_err_t op_err = { .text = "" };
+
+    if (engine->dev == NULL) {
+        return rc;
+    }
+
+    if (engine->ops->check(engine->dev, &op_err) != 0) {
+        return llm_err_set(err, LLM_ERROR, NULL, "device %s: %s", name,
+                           op_err.text);
+    }
+
+    if (rc != LLM_OK && !engine->ops->host) {
+        const char *all = engine->ops->describe(engine->dev);
+        const llm_err_t cause = *err;
+
+        llm_err_set(err, rc, cause.param, "device %s (%.*s): %s", name,
+                    (int) strcspn(all, ","), all, cause.text);
+    }
+
+    return rc;
+}
+
+
+/* remote: whether a device was opened that is not the host. */
+static int
+open_once(const engine_conf_t *conf, engine_t **out, bool *remote,
+          llm_err_t *err)
 {
     gguf_t *gguf = NULL;
+    model_config_t config;
     engine_t *engine = calloc(1, sizeof(engine_t));
 
     if (engine == NULL) {
@@ -284,11 +326,17 @@ engine_open(const engine_conf_t *conf, engine_t **out, llm_err_t *err)
     }
 
     if (rc == LLM_OK) {
-        rc = open_device(engine, err);
+        rc = read_config(engine, gguf, &config, err);
     }
 
     if (rc == LLM_OK) {
-        rc = open_model(engine, gguf, err);
+        rc = open_device(engine, err);
+    }
+
+    *remote = engine->dev != NULL && !engine->ops->host;
+
+    if (rc == LLM_OK) {
+        rc = open_model(engine, gguf, &config, err);
     }
 
     if (rc == LLM_OK) {
@@ -300,6 +348,8 @@ engine_open(const engine_conf_t *conf, engine_t **out, llm_err_t *err)
     if (rc == LLM_OK) {
         rc = open_pages(engine, err);
     }
+
+    rc = check_device(engine, rc, err);
 
     if (rc != LLM_OK) {
         engine_close(engine);
@@ -318,6 +368,25 @@ engine_open(const engine_conf_t *conf, engine_t **out, llm_err_t *err)
     *out = engine;
 
     return LLM_OK;
+}
+
+
+int
+engine_open(const engine_conf_t *conf, engine_t **out, llm_err_t *err)
+{
+    bool remote = false;
+    const int rc = open_once(conf, out, &remote, err);
+
+    if (rc == LLM_OK || !remote || strcmp(conf->device, "auto") != 0) {
+        return rc;
+    }
+
+    engine_conf_t other = *conf;
+
+    log_write(LOG_NOTICE, "device auto: using the CPU, because %s", err->text);
+    other.device = "cpu";
+
+    return open_once(&other, out, &remote, err);
 }
 
 

@@ -66,9 +66,7 @@ struct engine_s {
     samp_result_t *results; /* [max_out] */
     draw_queue_t *draws;    /* NULL: the backend does not draw */
     ahead_t *ahead;         /* NULL: nothing is computed ahead */
-    uint64_t n_ahead;       /* rows that were, */
-    uint64_t n_taken;       /* and not in vain, since the start */
-    bool in_flight;         /* some of the last step's */
+    bool in_flight;         /* some rows of the next step */
     uint64_t results_ns;    /* when the last step's results were here */
 
     list_t requests;

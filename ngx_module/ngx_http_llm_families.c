@@ -213,6 +213,14 @@ const ngx_http_llm_value_t  ngx_http_llm_values[] = {
       "Steps of the engine.",
       llm_at(steps), NGX_HTTP_LLM_PLAIN },
 
+    { "llm_rows_ahead_total", "counter", NULL,
+      "Tokens computed before their step was planned.",
+      llm_at(rows_ahead), NGX_HTTP_LLM_PLAIN },
+
+    { "llm_rows_ahead_used_total", "counter", NULL,
+      "Tokens computed before their step was planned, and used by it.",
+      llm_at(rows_ahead_used), NGX_HTTP_LLM_PLAIN },
+
     { "llm_step_seconds_total", "counter", "phase=\"intake\"",
       "Time that the engine's loop spent, by phase.",
       llm_at(phase_ns[LLM_PHASE_INTAKE]), NGX_HTTP_LLM_NANOS },

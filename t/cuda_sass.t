@@ -69,6 +69,7 @@ for name, change in (("gemm<3,4>", {}), ("gemm<3,4>", {"imma": 0}),
                      ("gemv<3,1>", {"ldg128": 0}), ("embed_float", {})):
     fine = dict(row, stack=0, local=0, spill=0)
     print(name, sass.faults((name, "sm_90"), dict(fine, **change)))
+print(sass.faults(("gemm<3,4>", "sm_75"), dict(fine, ldgsts=0, imma=0)))
 for column in ("stack", "local", "spill"):
     print(sass.faults(("x", "sm_80"), dict(fine, **{column: 8})))
 END`;
@@ -78,6 +79,7 @@ gemm<3,4> []
 gemm<3,4> ['no imma']
 gemv<3,1> ['no ldg128']
 embed_float []
+['no imma']
 ['8 in stack']
 ['8 in local']
 ['8 in spill']

@@ -89,6 +89,15 @@ my %says = (
         tsan => $wrong,
         apart => qr{data\ race .* \bpass_on\ $at .* \bpass_on\ $at}xs,
     },
+    other_memory => {
+        all => qr/memory of device 0 is used while device 1 is the current/,
+    },
+    other_stream => {
+        all => qr/a stream of device 1 is used while device 0 is the current/,
+    },
+    other_reach => {
+        all => qr/a kernel of another device touches device memory at offset 0/,
+    },
     two_writers => {
         apart => qr{data\ race .* write_in_blocks\ $at
                     .* write_in_blocks\ $at}xs,
@@ -150,6 +159,7 @@ my @settings = (
     [2, qr/LLM_SHIM_FAIL: luck:3/, LLM_SHIM_FAIL => 'call:9,luck:3'],
     [4, qr/^out of memory$/, LLM_SHIM_MEMORY => 100],
     [4, qr/^no CUDA-capable device/, LLM_SHIM_DEVICE => 'none'],
+    [3, qr/^wrong with seed 0$/, LLM_SHIM_DEVICE => '80,90'],
     [4, qr/^CUDA driver version is insufficient/, LLM_SHIM_DEVICE => 'old'],
     [3, qr/^wrong with seed 0$/, LLM_SHIM_WORKERS => 2, LLM_SHIM_PROTECT => 1],
 );

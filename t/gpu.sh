@@ -106,6 +106,32 @@ exactness() {
     done
 }
 
+# drafts of each kind change nothing, greedy or drawn, and some are right, some
+# wrong; the model drafts for itself
+speculation() {
+    local heat how want got count right=0 all=0
+    local short=(--prompt "a b a b a b" --max-tokens 16 --seed 5)
+
+    for heat in 0 0.8; do
+        want=$(generate "${short[@]}" --temperature "$heat") || return 1
+        [ -n "$want" ] || return 1
+        for how in "--speculative ngram:1:3" \
+            "--speculative-model $OUT/q4_0.gguf"; do
+            # shellcheck disable=SC2086
+            got=$(generate "${short[@]}" --temperature "$heat" $how \
+                --num-speculative-tokens 3 --log-level info) || return 1
+            count=$(sed -n 's/.* \([0-9]* of [0-9]*\) drafts right$/\1/p' \
+                "$OUT/generate.err")
+            echo "temperature $heat, $how, $count drafts right: $got"
+            [ "$got" = "$want" ] || { echo "without: $want"; return 1; }
+            right=$((right + ${count% of *}))
+            all=$((all + ${count#* of }))
+        done
+    done
+
+    [ "$right" -gt 0 ] && [ "$right" -lt "$all" ]
+}
+
 # GB/s of the data sheet
 bandwidth() {
     case $device in
@@ -132,7 +158,7 @@ ops() {
         && ! grep -q SKIP <<<"$out"
 }
 
-export -f generate exactness benchmark ops
+export -f generate exactness speculation benchmark ops
 export OUT engine dry build
 
 step device 20 "$engine" plan --like llama-3.2-1b --memory 80GB
@@ -176,12 +202,17 @@ done
 
 step end-to-end 60 bash -c generate
 step exactness 90 bash -c exactness
+step speculation 90 bash -c speculation
 
 if [ -n "$dry" ]; then
     record batches skipped 0 "t/unit/cuda_engine_test is a test of its own"
     record draws skipped 0 "t/unit/cuda_draw_test is a test of its own"
 else
-    step batches 60 env LLM_TEST_MODEL="${LLM_TEST_MODEL:-$OUT/q4_0.gguf}" \
+    # of the size that the test's pages are counted for
+    step synth-batches 30 "$engine" synth --like smollm2-135m --type q4_0 \
+        --seed 1 --out "$OUT/batches.gguf"
+    step batches 60 env LLM_TEST_LONG=1 \
+        LLM_TEST_MODEL="${LLM_TEST_MODEL:-$OUT/batches.gguf}" \
         "$build/t/unit/cuda_engine_test"
     step draws 60 "$build/t/unit/cuda_draw_test"
 fi
@@ -205,7 +236,7 @@ for type in "${types[@]}"; do
     fi
 done
 
-rm -f "$OUT/small.gguf"
+rm -f "$OUT/small.gguf" "$OUT/batches.gguf"
 
 for type in "${types[@]}"; do
     rm -f "$OUT/$type.gguf"

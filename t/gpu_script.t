@@ -38,7 +38,8 @@ sub run {
 
 my @ops = qw(ops-op_test ops-fine_test ops-weight_test);
 my @steps = (@ops, qw(device memcheck racecheck synccheck initcheck synth-small
-                      synth-q4_0 end-to-end exactness bench-q4_0));
+                      synth-q4_0 end-to-end exactness speculation
+                      bench-q4_0));
 
 my ($status, $result, $step) = run();
 

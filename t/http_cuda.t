@@ -76,6 +76,8 @@ my %long = (%short, max_tokens => 400);
     is $again->json->{choices}[0]{text}, $first->json->{choices}[0]{text},
         'what the first one said';
     is $t->metric('llm_engine_epoch'), 2, 'it is the second one';
+    cmp_ok $t->metric('llm_rows_ahead_used_total'), '>', 0,
+        'decodes are computed ahead';
     $t->idle_ok;
     is $t->stop, 0, 'nginx leaves cleanly';
     $t->clean_ok(except => qr/the device has failed/);

@@ -23,7 +23,9 @@ srand 1;
 my $word = join '', map { chr(97 + int rand 26) } 1 .. 420_000;
 my $long = 'international ' x 700;
 
-sub tokenize { $t->open_request(POST => '/tokenize', { prompt => $word }) }
+my $ask = json_encode({ prompt => $word });
+
+sub tokenize { $t->open_request(POST => '/tokenize', $ask) }
 
 # Reads all until each of the others has begun to be answered: the events that
 # the stream got meanwhile.
@@ -46,6 +48,10 @@ sub meanwhile {
         }
     }
 
+    # what has come before the answers, and was not looked at
+    1 while $s->fill(0);
+    $n = @{ $s->{events} };
+
     diag sprintf '%s: %.0f ms, %d events of the stream meanwhile, worst gap '
         . '%.1f ms', $name, 1000 * (time - $start), $n, 1000 * $worst;
     $s->next_event while @{ $s->{events} };
@@ -60,11 +66,11 @@ is $alone->{status}, 200, 'a stream alone';
 my $s = $t->stream($uri, \%stream);
 
 $s->next_event for 1 .. 5;
-my @all = map { tokenize() } 1 .. 5;
-cmp_ok meanwhile('five words', $s, @all), '>', 40,
+my @all = map { tokenize() } 1 .. 10;
+cmp_ok meanwhile('ten words', $s, @all), '>', 40,
     'a stream goes on while others are tokenized';
 $_->finish for @all;
-is scalar(grep { $_->{status} == 200 } @all), 5, 'which are answered';
+is scalar(grep { $_->{status} == 200 } @all), 10, 'which are answered';
 $s->finish;
 is $s->text, $alone->text, 'the stream says what it says alone';
 
@@ -84,7 +90,7 @@ $s = $t->stream($uri, \%stream);
 $s->next_event;
 my $tokens = $all[0]->json->{tokens};
 cmp_ok scalar @$tokens, '>', 100_000, 'many tokens';
-is_deeply $all[4]->json->{tokens}, $tokens, 'the same for all';
+is_deeply $all[9]->json->{tokens}, $tokens, 'the same for all';
 $r = $t->open_request(POST => '/detokenize', { tokens => $tokens });
 meanwhile('detokenize', $s, $r);
 is $r->finish->json->{prompt}, $word, 'which are the word';
@@ -97,7 +103,8 @@ $t->idle_ok;
 
 # --- who leaves meanwhile ---
 
-@all = map { tokenize() } 1 .. 6;
+# so many that what follows happens before they are done
+@all = map { tokenize() } 1 .. 40;
 my @behind = map { $t->open_request(POST => $uri, { prompt => $_,
     max_tokens => 4 }) } $long, 'short', $long;
 
@@ -112,7 +119,7 @@ $_->abort for @all;
 is $behind[2]->finish->{status}, 200, 'the third is answered';
 $t->idle_ok;
 
-@all = map { tokenize() } 1 .. 4;
+@all = map { tokenize() } 1 .. 8;
 $r = $t->open_request(POST => $uri, { prompt => $long, max_tokens => 4 });
 ok wait_for(sub { $t->metric('vllm:num_requests_waiting') == 1 }, 20),
     'one more waits';

@@ -96,8 +96,17 @@ test_python
 export CUDA_ARCHS=${CUDA_ARCHS:-80 90}
 build all units ops tools shim cuda-tests emu build/t/bench/drafts
 
-tests=(t/*.t build/t/unit/*_test build/t/ops/*_test build/t/shim/*_test
+# scripts start servers and wait for them, one at a time; the rest is programs
+# that compute, two at a time
+scripts=()
+tests=(build/t/unit/*_test build/t/ops/*_test build/t/shim/*_test
        build/t/cuda/*_test)
+
+for t in t/*.t; do
+    if [ "$t" != t/http_sanitized.t ]; then
+        scripts+=("$t")
+    fi
+done
 
 if [ "$what" = check ]; then
     export LLM_TEST_LONG=1
@@ -105,6 +114,8 @@ if [ "$what" = check ]; then
     build SAN=thread BUILD=build-thread units ops shim cuda-tests
     build CC=clang-14 BUILD=build-fuzz SAN=fuzzer-no-link,address,undefined \
         fuzz
+    # first, because it takes longest
+    tests=(t/http_sanitized.t "${tests[@]}")
     tests+=(build-address,undefined/t/unit/*_test build-thread/t/unit/ipc*_test
             build-thread/t/unit/engine_thread*_test)
 
@@ -124,9 +135,12 @@ if [ "$what" = check ]; then
             build-address,undefined/twin/{twin,tile}_test)
 fi
 
-for t in "${tests[@]}"; do
+for t in "${scripts[@]}" "${tests[@]}"; do
     [ -x "$t" ] || die "$t is not executable: prove would stop there"
 done
 
 # each test is a program of its own: Perl scripts by their first line
-exec prove --timer --exec '' "${tests[@]}"
+failed=0
+prove --timer --exec '' "${scripts[@]}" || failed=1
+prove --timer --exec '' -j2 "${tests[@]}" || failed=1
+exit $failed

@@ -80,7 +80,9 @@ typedef struct {
     _Atomic uint64_t spec_draft_tokens; /* drafts verified */
     _Atomic uint64_t spec_accepted;     /* of these, right */
     _Atomic uint64_t spec_accepted_at[LLM_SPEC_MAX]; /* by their place */
-    _Atomic uint64_t rejected; /* refused because the queue is full */
+    _Atomic uint64_t rows_ahead; /* computed before their step was planned */
+    _Atomic uint64_t rows_ahead_used; /* of these, by that step */
+    _Atomic uint64_t rejected;        /* refused because the queue is full */
     _Atomic uint64_t finished[LLM_FINISH_MAX];
 
     /* of tokens and steps */

@@ -271,9 +271,10 @@ kv_store_create(const op_table_t *ops, op_dev_t *dev, op_kv_t *kv,
 
     if (kv->base == NULL) {
         return llm_err_set(err, LLM_NOMEM, NULL,
-                           "no memory for a KV cache of %d pages of %zu bytes; "
-                           "lower kv_cache_memory or gpu_memory_utilization",
-                           kv->n_pages, page);
+                           "no memory%s for a KV cache of %d pages of %zu "
+                           "bytes; lower kv_cache_memory or "
+                           "gpu_memory_utilization",
+                           ops->host ? "" : " on the GPU", kv->n_pages, page);
     }
 
     return LLM_OK;

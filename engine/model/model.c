@@ -226,7 +226,8 @@ make_cos_sin(model_t *model, llm_err_t *err)
 }
 
 
-/* A device may have failed while weights were on their way. */
+/* A device may have failed while weights were on their way; whatever else
+ * seems to be wrong comes of it. */
 static int
 check(const model_t *model, llm_err_t *err)
 {
@@ -285,10 +286,17 @@ load(model_t *model, const gguf_t *gguf, const model_load_t *how,
     model->layers = arena_calloc(model->arena, (size_t) model->config.n_layers
                                                    * sizeof(model_layer_t));
 
-    if (model->layers == NULL || !reserve_all(model)) {
-        return llm_err_set(err, LLM_NOMEM, NULL,
-                           "no memory for activations of %d rows",
-                           model->max_rows);
+    if (model->layers == NULL) {
+        return llm_err_set(err, LLM_NOMEM, NULL, "no memory to load a model");
+    }
+
+    if (!reserve_all(model)) {
+        return llm_err_set(
+            err, LLM_NOMEM, NULL,
+            "no memory%s for activations of %d rows: lower "
+            "max_num_batched_tokens or max_model_len",
+            model->ops->host || model->work.data != NULL ? "" : " on the GPU",
+            model->max_rows);
     }
 
     int rc = weights_init(&weights, model->arena);
@@ -355,6 +363,7 @@ model_load(const gguf_t *gguf, const model_load_t *how, model_t **out,
 
     rc = load(model, gguf, how, err);
     if (rc != LLM_OK) {
+        check(model, err);
         model_free(model);
         return rc;
     }

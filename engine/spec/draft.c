@@ -178,7 +178,16 @@ draft_reserve(draft_t *draft, int n_pages, llm_err_t *err)
         return llm_err_set(err, LLM_NOMEM, NULL, "no memory for drafts");
     }
 
-    return kv_store_create(draft->ops, draft->dev, &draft->kv, err);
+    const int rc = kv_store_create(draft->ops, draft->dev, &draft->kv, err);
+    op_err_t op_err = { "" };
+
+    /* of which a lack of memory may come */
+    if (draft->ops->check(draft->dev, &op_err) != 0) {
+        return llm_err_set(err, LLM_ERROR, NULL, "speculative_model: %s",
+                           op_err.text);
+    }
+
+    return rc;
 }
 
 

@@ -1,5 +1,5 @@
 /*
- * The CUDA backend's op table: memory, scratch, errors, and each op's launch.
+ * The CUDA backend's op table: scratch, and each op's launch.
  *
  * Ops are asynchronous, in order, on the device's one stream.  An error may
  * show in any later call and nothing can be saved then, so the first one is
@@ -18,10 +18,6 @@ extern "C" {
 #include "kernels/cuda/cuda_ops.h"
 }
 
-/* The runtime loads a kernel when it is first launched; all of them have a few
- * megabytes, and local memory and tables of the driver come with them. */
-enum { CODE_BYTES = 32 << 20 };
-
 /* What the segments of one product share. */
 typedef struct {
     bool plain;     /* floats are in `input` */
@@ -31,128 +27,11 @@ typedef struct {
 } cuda_ready_t;
 
 
-/* --- errors --- */
-
-bool
-cuda_ok(op_dev_t *dev, cudaError_t error, const char *what)
-{
-    if (error == cudaSuccess || dev->failed) {
-        return !dev->failed;
-    }
-
-    dev->failed = true;
-    snprintf(dev->error, sizeof(dev->error), "GPU %d: %s: %s (%s)", dev->id,
-             what, cudaGetErrorString(error), cudaGetErrorName(error));
-
-    return false;
-}
-
-
 /* After a launch: was it accepted? */
 static void
 launched(op_dev_t *dev, const char *what)
 {
     cuda_ok(dev, cudaGetLastError(), what);
-}
-
-
-static int
-cuda_check(op_dev_t *dev, op_err_t *err)
-{
-    cuda_ok(dev, cudaGetLastError(), "an earlier call");
-
-    if (!dev->failed) {
-        return 0;
-    }
-
-    snprintf(err->text, sizeof(err->text), "%s", dev->error);
-
-    return -1;
-}
-
-
-/* --- memory --- */
-
-void *
-cuda_alloc(op_dev_t *dev, size_t bytes)
-{
-    void *p = NULL;
-
-    if (dev->failed) {
-        return NULL;
-    }
-
-    if (cudaMalloc(&p, bytes == 0 ? 1 : bytes) != cudaSuccess) {
-        cudaGetLastError();
-        return NULL;
-    }
-
-    cuda_ok(dev, cudaMemsetAsync(p, 0, bytes == 0 ? 1 : bytes, dev->stream),
-            "clearing memory");
-
-    return p;
-}
-
-
-/* cudaFree() waits for the device, so nothing uses the memory any more. */
-void
-cuda_free(op_dev_t *dev, void *p, size_t bytes)
-{
-    (void) bytes;
-
-    if (p != NULL) {
-        cuda_graphs_drop(dev);
-        cuda_ok(dev, cudaFree(p), "freeing memory");
-    }
-}
-
-
-static op_memory_t
-cuda_memory(op_dev_t *dev)
-{
-    op_memory_t memory = { 0, 0, 0 };
-
-    if (!cuda_ok(dev, cudaMemGetInfo(&memory.free, &memory.total),
-                 "asking for memory"))
-    {
-        memory.free = 0;
-    }
-
-    memory.later = (dev->beside ? 0 : CODE_BYTES) + cuda_blas_later(dev)
-                   + cuda_graphs_later(dev);
-
-    return memory;
-}
-
-
-/* For the load, so it may wait: the source may go when it returns. */
-void
-cuda_put(op_dev_t *dev, void *to, const void *from, size_t bytes)
-{
-    if (dev->failed || bytes == 0) {
-        return;
-    }
-
-    cuda_ok(
-        dev,
-        cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, dev->stream),
-        "copying to the device");
-    cuda_ok(dev, cudaStreamSynchronize(dev->stream), "copying to the device");
-}
-
-
-void
-cuda_get(op_dev_t *dev, void *to, const void *from, size_t bytes)
-{
-    if (dev->failed || bytes == 0) {
-        return;
-    }
-
-    cuda_ok(
-        dev,
-        cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, dev->stream),
-        "copying to the host");
-    cuda_ok(dev, cudaStreamSynchronize(dev->stream), "running a step");
 }
 
 
@@ -214,6 +93,7 @@ cuda_prepare(op_dev_t *dev, const op_limits_t *limits, op_err_t *err)
         return -1;
     }
 
+    cuda_enter(dev);
     cuda_unprepare(dev);
     dev->act_q_bytes = cols * blocks * 32;
     dev->act_ds_bytes = cols * round_up(blocks, CUDA_CLASSES) * sizeof(float2);
@@ -234,10 +114,10 @@ cuda_prepare(op_dev_t *dev, const op_limits_t *limits, op_err_t *err)
                != 0)
     {
         cuda_unprepare(dev);
-        snprintf(err->text, sizeof(err->text),
-                 "no memory on the GPU for steps of %d tokens and sequences "
-                 "of %d: lower max_num_batched_tokens or max_model_len",
-                 limits->max_rows, limits->max_len);
+        cuda_lacks(dev, err,
+                   "for steps of %d tokens and sequences of %d: lower "
+                   "max_num_batched_tokens or max_model_len",
+                   limits->max_rows, limits->max_len);
         return -1;
     }
 
@@ -505,8 +385,9 @@ cuda_kv_page_bytes(op_dev_t *dev, int dtype, int n_layers, int n_kv_heads,
 static void
 cuda_kv_copy(op_dev_t *dev, const op_kv_t *kv, const op_copy_t *copies, int n)
 {
-    const int32_t *at =
-        n > 0 ? cuda_indices(dev, (const int32_t *) copies, 2 * n) : NULL;
+    const int32_t *at = n > 0 && cuda_enter(dev)
+                            ? cuda_indices(dev, (const int32_t *) copies, 2 * n)
+                            : NULL;
 
     if (at != NULL) {
         cuda_kv_copy_launch(kv, (const op_copy_t *) at, n, dev->stream);

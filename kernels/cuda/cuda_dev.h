@@ -1,6 +1,6 @@
 /*
  * The opened CUDA device: its stream, its scratch, the step it is in, and what
- * went wrong.  One thread uses it.
+ * went wrong.  One thread uses it at a time; see cuda_enter().
  */
 
 #ifndef KERNELS_CUDA_CUDA_DEV_H
@@ -57,7 +57,8 @@ typedef struct {
     uint64_t clock;
     uint64_t n_recorded;
     uint64_t n_replays;
-    uint64_t n_saved; /* launches that were a graph's */
+    uint64_t n_saved;                        /* launches that were a graph's */
+    cudaGraphNode_t nodes[CUDA_GRAPH_NODES]; /* scratch */
 } cuda_graphs_t;
 
 enum { CUDA_DRAWS = 64 }; /* calls of draw() that are told apart */
@@ -78,11 +79,12 @@ typedef struct {
 struct op_dev_s {
     int id;
     cudaStream_t stream;
-    int max_smem;       /* shared memory that a thread block may ask for */
-    int max_blocks;     /* thread blocks worth having: a few a processor */
-    bool tensor_floats; /* it multiplies TF32 matrices */
-    bool beside;        /* another one uses the same GPU, see op_open_t */
-    int n_segments;     /* of its weights */
+    int max_smem;        /* shared memory that a thread block may ask for */
+    int max_blocks;      /* thread blocks worth having: a few a processor */
+    bool tensor_floats;  /* it multiplies TF32 matrices */
+    bool beside;         /* another one uses the same GPU, see op_open_t */
+    int n_segments;      /* of its weights */
+    const char *lacking; /* what there was not enough of, the last time */
     char describe[320];
     op_limits_t limits; /* all 0 before prepare() */
 
@@ -113,10 +115,28 @@ struct op_dev_s {
 };
 
 
-/* --- cuda.cu --- */
+/* --- cuda_memory.cu --- */
 
-/* Device memory, zeroed; NULL: there is none left. */
+/* From here on the calling thread speaks to this device: each thread has a
+ * current one, and the device before may have been another engine's.  Called
+ * by the ops that reserve, move and free memory and that begin something, a
+ * step or a pass; the ops of a step follow on the same thread.  False: the
+ * device has failed. */
+bool cuda_enter(op_dev_t *dev);
+
+/* Device memory, zeroed, and memory of the host that copies do not wait for.
+ * NULL: there is none left, or the device has failed; cuda_lacks() says so. */
 void *cuda_alloc(op_dev_t *dev, size_t bytes);
+void *cuda_alloc_host(op_dev_t *dev, size_t bytes);
+
+/* An event without time; false: the device has failed. */
+bool cuda_event(op_dev_t *dev, cudaEvent_t *event);
+
+/* Why something was not to be had: the device's error, or what is lacking, and
+ * for what. */
+void cuda_lacks(const op_dev_t *dev, op_err_t *err, const char *what, ...)
+    __attribute__((format(printf, 3, 4)));
+
 void cuda_free(op_dev_t *dev, void *p, size_t bytes);
 void cuda_put(op_dev_t *dev, void *to, const void *from, size_t bytes);
 void cuda_get(op_dev_t *dev, void *to, const void *from, size_t bytes);
@@ -125,9 +145,13 @@ void cuda_get(op_dev_t *dev, void *to, const void *from, size_t bytes);
  * what the runtime says. */
 bool cuda_ok(op_dev_t *dev, cudaError_t error, const char *what);
 
+/* op.h: check(), memory(). */
+int cuda_check(op_dev_t *dev, op_err_t *err);
+op_memory_t cuda_memory(op_dev_t *dev);
+
 /* --- cuda_step.cu --- */
 
-/* 0, or -1: no memory. */
+/* 0, or -1: no memory, as cuda_alloc(). */
 int cuda_stage_create(op_dev_t *dev, cuda_stage_t *stage, size_t bytes,
                       int n_turns);
 void cuda_stage_destroy(op_dev_t *dev, cuda_stage_t *stage);

@@ -406,22 +406,33 @@ reserve(op_dev_t *dev, cuda_draw_t *d)
     const size_t places = (size_t) d->limits.max_places;
     const size_t adjusts = (size_t) d->limits.max_adjusts;
 
-    d->was = (float *) cuda_alloc(dev, adjusts * sizeof(float));
-    d->drawn = (op_drawn_t *) cuda_alloc(dev, places * sizeof(op_drawn_t));
     d->call = (uint8_t *) calloc(places, 1);
 
-    bool done =
-        d->was != NULL && d->drawn != NULL && d->call != NULL
-        && cuda_stage_create(
-               dev, &d->stage, rows + adjusts * sizeof(op_adjust_t),
-               CUDA_TURNS + d->limits.max_places / d->limits.max_rows)
-               == 0
-        && cudaMallocHost((void **) &d->host, places * sizeof(op_drawn_t))
-               == cudaSuccess;
+    if (d->call == NULL) {
+        dev->lacking = "memory on the host";
+        return false;
+    }
+
+    d->was = (float *) cuda_alloc(dev, adjusts * sizeof(float));
+    d->drawn =
+        d->was == NULL
+            ? NULL
+            : (op_drawn_t *) cuda_alloc(dev, places * sizeof(op_drawn_t));
+
+    bool done = d->drawn != NULL
+                && cuda_stage_create(
+                       dev, &d->stage, rows + adjusts * sizeof(op_adjust_t),
+                       CUDA_TURNS + d->limits.max_places / d->limits.max_rows)
+                       == 0;
+
+    if (done) {
+        d->host =
+            (op_drawn_t *) cuda_alloc_host(dev, places * sizeof(op_drawn_t));
+        done = d->host != NULL;
+    }
 
     for (int i = 0; i < CUDA_DRAWS && done; i++) {
-        done = cudaEventCreateWithFlags(&d->there[i], cudaEventDisableTiming)
-               == cudaSuccess;
+        done = cuda_event(dev, &d->there[i]);
     }
 
     return done;
@@ -434,15 +445,13 @@ cuda_draw_prepare(op_dev_t *dev, const op_draw_limits_t *limits, op_err_t *err)
     assert(limits->n_vocab > 0 && limits->n_vocab <= OP_VOCAB_MAX
            && limits->max_rows > 0 && limits->max_adjusts >= 0
            && limits->max_places >= limits->max_rows);
+    cuda_enter(dev);
     cuda_draw_free(dev);
     dev->draw.limits = *limits;
 
     if (!reserve(dev, &dev->draw)) {
-        cudaGetLastError();
         cuda_draw_free(dev);
-        snprintf(err->text, sizeof(err->text),
-                 "no memory on the GPU to draw %d tokens at once",
-                 limits->max_rows);
+        cuda_lacks(dev, err, "to draw %d tokens at once", limits->max_rows);
         return -1;
     }
 
@@ -517,6 +526,7 @@ cuda_drawn(op_dev_t *dev, op_drawn_t *results, int first, int n)
     const cuda_draw_t *d = &dev->draw;
 
     assert(first >= 0 && n >= 0 && first + n <= d->limits.max_places);
+    cuda_enter(dev);
 
     for (int i = first; i < first + n && !dev->failed; i++) {
         if (i == first || d->call[i] != d->call[i - 1]) {

@@ -212,9 +212,9 @@ place(op_dev_t *dev)
 
 
 static int
-count_kernels(cudaGraph_t graph)
+count_kernels(cuda_graphs_t *graphs, cudaGraph_t graph)
 {
-    static cudaGraphNode_t nodes[CUDA_GRAPH_NODES];
+    cudaGraphNode_t *nodes = graphs->nodes;
     size_t n = 0;
     int n_kernels = 0;
 
@@ -267,7 +267,8 @@ finish(op_dev_t *dev)
 
     if (error == cudaSuccess && !dev->failed) {
         error = cudaGraphInstantiate(&graph->exec, recorded, 0);
-        graph->n_kernels = error == cudaSuccess ? count_kernels(recorded) : 0;
+        graph->n_kernels =
+            error == cudaSuccess ? count_kernels(&dev->graphs, recorded) : 0;
     }
     if (recorded != NULL) {
         cudaGraphDestroy(recorded);
@@ -345,7 +346,7 @@ cuda_pass(op_dev_t *dev, op_pass_t *pass)
     switch (pass->phase) {
     case PHASE_NEW:
         pass->phase = PHASE_PLAIN;
-        return !dev->failed && begin(dev, pass);
+        return cuda_enter(dev) && begin(dev, pass);
 
     case PHASE_RECORDED:
         pass->phase = PHASE_PLAIN;

@@ -67,22 +67,30 @@ say_no_device(cudaError_t error, op_err_t *err)
 }
 
 
-/* The device with most free memory, the first one of equals; -1: none. */
+/* The device with most free memory, the first one of equals; -1: none, and
+ * what the last one says. */
 static int
-roomiest(int n)
+roomiest(int n, op_err_t *err)
 {
     size_t most = 0;
     int best = -1;
 
     for (int i = 0; i < n; i++) {
-        size_t room, total;
+        size_t room = 0, total = 0;
+        cudaError_t error = cudaSetDevice(i);
 
-        if (cudaSetDevice(i) == cudaSuccess
-            && cudaMemGetInfo(&room, &total) == cudaSuccess && room > most)
-        {
+        if (error == cudaSuccess) {
+            error = cudaMemGetInfo(&room, &total);
+        }
+        if (error == cudaSuccess && room > most) {
             most = room;
             best = i;
         }
+
+        snprintf(err->text, sizeof(err->text),
+                 "none of the %d GPUs can be used; of the last one: %s", n,
+                 error == cudaSuccess ? "it has no memory left"
+                                      : cudaGetErrorString(error));
     }
 
     cudaGetLastError();
@@ -104,14 +112,10 @@ choose(int wanted, op_err_t *err)
     }
 
     if (wanted < 0) {
-        wanted = roomiest(n);
+        return roomiest(n, err);
     }
 
-    if (wanted < 0) {
-        snprintf(err->text, sizeof(err->text),
-                 "none of the %d GPUs can be used", n);
-
-    } else if (wanted >= n) {
+    if (wanted >= n) {
         snprintf(err->text, sizeof(err->text),
                  "there is no GPU %d: this process sees %d, counted from 0",
                  wanted, n);
@@ -238,6 +242,7 @@ cuda_open(const op_open_t *params, op_err_t *err)
     }
 
     dev->id = id;
+    dev->lacking = "memory";
     dev->beside = params->beside != NULL;
     dev->loose = params->loose;
     dev->graphs.off = params->no_graphs;
@@ -257,6 +262,8 @@ cuda_close(op_dev_t *dev)
     if (dev == NULL) {
         return;
     }
+
+    cuda_enter(dev);
 
     if (dev->stream != NULL) {
         cudaStreamSynchronize(dev->stream);

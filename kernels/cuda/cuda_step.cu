@@ -19,18 +19,18 @@ cuda_stage_create(op_dev_t *dev, cuda_stage_t *stage, size_t bytes, int n_turns)
     stage->n_turns = n_turns < CUDA_TURNS_MAX ? n_turns : CUDA_TURNS_MAX;
     stage->device = (uint8_t *) cuda_alloc(dev, bytes);
 
-    bool done = stage->device != NULL
-                && cudaMallocHost((void **) &stage->pinned,
-                                  (size_t) stage->n_turns * bytes)
-                       == cudaSuccess;
+    if (stage->device != NULL) {
+        stage->pinned =
+            (uint8_t *) cuda_alloc_host(dev, (size_t) stage->n_turns * bytes);
+    }
+
+    bool done = stage->pinned != NULL;
 
     for (int i = 0; i < stage->n_turns && done; i++) {
-        done = cudaEventCreateWithFlags(&stage->sent[i], cudaEventDisableTiming)
-               == cudaSuccess;
+        done = cuda_event(dev, &stage->sent[i]);
     }
 
     if (!done) {
-        cudaGetLastError();
         cuda_stage_destroy(dev, stage);
         return -1;
     }
@@ -222,7 +222,7 @@ cuda_step(op_dev_t *dev, const op_batch_t *batch)
     const size_t rows = (size_t) batch->n_rows;
     size_t at = 0;
 
-    if (dev->failed || !cuda_stage_take(dev, stage)) {
+    if (!cuda_enter(dev) || !cuda_stage_take(dev, stage)) {
         return;
     }
 

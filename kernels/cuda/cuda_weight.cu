@@ -207,6 +207,7 @@ fill_segments(op_dev_t *dev, op_weight_t *w, const op_tensor_t *parts)
         int64_t first = 0;
 
         if (host == NULL) {
+            dev->lacking = "memory on the host";
             return -1;
         }
 
@@ -223,7 +224,7 @@ fill_segments(op_dev_t *dev, op_weight_t *w, const op_tensor_t *parts)
         free(host);
     }
 
-    return 0;
+    return dev->failed ? -1 : 0;
 }
 
 
@@ -245,19 +246,24 @@ cuda_weight(op_dev_t *dev, const op_tensor_t *parts, int n_parts, op_err_t *err)
         n_out += parts[i].n_out;
     }
 
-    op_weight_t *w = n_out > OP_MAX_SIDE
-                         ? NULL
-                         : (op_weight_t *) calloc(1, sizeof(op_weight_t));
+    if (n_out > OP_MAX_SIDE) {
+        snprintf(err->text, sizeof(err->text), "a weight of %lld rows",
+                 (long long) n_out);
+        return NULL;
+    }
+
+    op_weight_t *w = (op_weight_t *) calloc(1, sizeof(op_weight_t));
 
     if (w != NULL) {
         plan_segments(w, parts, n_parts);
         dev->n_segments += w->n_segments;
         w->data = (uint8_t *) cuda_alloc(dev, w->bytes);
+    } else {
+        dev->lacking = "memory on the host";
     }
 
     if (w == NULL || w->data == NULL || fill_segments(dev, w, parts) != 0) {
-        snprintf(err->text, sizeof(err->text),
-                 "no memory for a weight of %lld rows", (long long) n_out);
+        cuda_lacks(dev, err, "for a weight of %lld rows", (long long) n_out);
         cuda_weight_free(dev, w);
         return NULL;
     }

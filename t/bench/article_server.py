@@ -25,10 +25,18 @@ PATIENCE_S = 60
 REQUEST_S = 300
 
 
+given = set()
+
+
 def free_port():
-    with socket.socket() as s:
-        s.bind((HOST, 0))
-        return s.getsockname()[1]
+    """Not the same twice: one that was given is free until it is used."""
+    while True:
+        with socket.socket() as s:
+            s.bind((HOST, 0))
+            port = s.getsockname()[1]
+        if port not in given:
+            given.add(port)
+            return port
 
 
 def quantile(values, q):

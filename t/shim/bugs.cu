@@ -206,6 +206,85 @@ block_order(bool fixed)
 }
 
 
+/* --- two devices --- */
+
+static __global__ void
+exchange_alone(float *x)
+{
+    for (int i = 0; i < N; i++) {
+        x[i] = i ^ 1;
+    }
+}
+
+
+/* The thread's current device is another than the one that has the memory. */
+static bool
+other_memory(bool fixed)
+{
+    shim_options()->device = "80,80";
+
+    float *d = numbers();
+
+    check(cudaSetDevice(fixed ? 0 : 1));
+    LAUNCH(exchange_alone, 1, 1, 0, NULL, d);
+    check(cudaSetDevice(0));
+
+    return are_exchanged(d, 1);
+}
+
+
+static bool
+other_stream(bool fixed)
+{
+    cudaStream_t stream;
+    float *d;
+
+    shim_options()->device = "80,80";
+    check(cudaSetDevice(1));
+    check(cudaStreamCreate(&stream));
+    check(cudaSetDevice(fixed ? 1 : 0));
+    d = numbers();
+    LAUNCH(exchange_alone, 1, 1, 0, stream, d);
+    check(cudaStreamSynchronize(stream));
+    check(cudaStreamDestroy(stream));
+
+    return are_exchanged(d, 1);
+}
+
+
+typedef struct {
+    float *at;
+} inside_t;
+
+
+static __global__ void
+exchange_inside(inside_t inside)
+{
+    for (int i = 0; i < N; i++) {
+        inside.at[i] = i ^ 1;
+    }
+}
+
+
+/* A kernel finds the other device's memory where nobody looks. */
+static bool
+other_reach(bool fixed)
+{
+    shim_options()->device = "80,80";
+    shim_options()->protect = true;
+
+    const inside_t inside = { numbers() };
+
+    check(cudaSetDevice(fixed ? 0 : 1));
+    check(cudaFree(numbers()));
+    LAUNCH(exchange_inside, 1, 1, 0, NULL, inside);
+    check(cudaDeviceSynchronize());
+    check(cudaSetDevice(0));
+
+    return are_exchanged(inside.at, 1);
+}
+
+
 static const struct {
     const char *name;
     bool (*run)(bool fixed);
@@ -237,6 +316,9 @@ static const struct {
     BUG(float_atomics),
     BUG(block_order),
     BUG(two_writers),
+    BUG(other_memory),
+    BUG(other_stream),
+    BUG(other_reach),
 #undef BUG
 };
 

@@ -22,6 +22,7 @@ static const char kernels[CUDA_R_16BF + 1] = "";
 struct shim_cublas_s {
     cudaStream_t stream;
     bool workspace;
+    int device;
 };
 
 typedef struct {
@@ -179,6 +180,8 @@ cublasGemmEx(cublasHandle_t handle, cublasOperation_t op_a,
         return CUBLAS_STATUS_NOT_INITIALIZED;
     }
 
+    shim_owned(handle->device, "a handle of cuBLAS");
+
     if (shim_call_begin() != cudaSuccess || shim_fails(SHIM_FAIL_CUBLAS)) {
         return CUBLAS_STATUS_EXECUTION_FAILED;
     }
@@ -243,6 +246,8 @@ cublasCreate_v2(cublasHandle_t *handle)
     }
 
     *handle = new shim_cublas_s();
+    (*handle)->device = shim_device();
+    shim_live.handles++;
 
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -251,7 +256,9 @@ cublasCreate_v2(cublasHandle_t *handle)
 cublasStatus_t
 cublasDestroy_v2(cublasHandle_t handle)
 {
+    shim_owned(handle->device, "a handle of cuBLAS");
     delete handle;
+    shim_live.handles--;
 
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -274,6 +281,7 @@ cublasSetStream_v2(cublasHandle_t handle, cudaStream_t stream)
         return CUBLAS_STATUS_NOT_INITIALIZED;
     }
 
+    shim_owned(handle->device, "a handle of cuBLAS");
     handle->stream = stream;
 
     /* as the library's manual says */

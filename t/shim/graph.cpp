@@ -13,22 +13,21 @@
 #define MAX_SHARED_80 ((size_t) 163 << 10)
 #define FREE_SHARED ((size_t) 48 << 10) /* without asking */
 
-/* how much a kernel has asked for */
+/* how much a kernel has asked for, on the current device */
 static std::map<const void *, size_t> *
 limits(void)
 {
-    static std::map<const void *, size_t> *map
-        = new std::map<const void *, size_t>;
+    static std::map<const void *, size_t> *maps
+        = new std::map<const void *, size_t>[SHIM_DEVICES];
 
-    return map;
+    return &maps[shim_device()];
 }
 
 
 static size_t
 max_shared(void)
 {
-    return strcmp(shim_options()->device, "90") == 0 ? MAX_SHARED
-                                                     : MAX_SHARED_80;
+    return shim_capability() == 90 ? MAX_SHARED : MAX_SHARED_80;
 }
 
 
@@ -117,7 +116,7 @@ shim_launch(const shim_grid_t *launch, cudaStream_t stream,
 
     const auto run = [grid, arguments] {
         if (shim_fails(SHIM_FAIL_ASYNC)) {
-            shim_make_sticky(cudaErrorIllegalAddress);
+            shim_make_sticky(shim_running(), cudaErrorIllegalAddress);
             return;
         }
 
@@ -166,6 +165,7 @@ cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode mode)
     }
 
     stream->capture = new shim_graph_s();
+    shim_live.graphs++;
     stream->capture->origin = stream;
 
     return cudaSuccess;
@@ -222,6 +222,7 @@ cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t *graph)
 
     if (error != cudaSuccess) {
         delete captured;
+        shim_live.graphs--;
         return error;
     }
 
@@ -272,11 +273,13 @@ cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph,
                        : 0;
     }
 
-    if (!shim_memory_take(n_bytes)) {
+    if (shim_fails(SHIM_FAIL_GRAPH) || !shim_memory_take(n_bytes)) {
         return shim_error(cudaErrorMemoryAllocation);
     }
 
-    *exec = new shim_exec_s{ graph->ops, n_bytes };
+    shim_owned(graph->origin->device, "a graph");
+    *exec = new shim_exec_s{ graph->ops, n_bytes, shim_device() };
+    shim_live.execs++;
 
     return cudaSuccess;
 }
@@ -298,6 +301,7 @@ cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t graph,
         same = exec->ops[i]->type == graph->ops[i]->type;
     }
 
+    shim_owned(exec->device, "a graph");
     info->result = !same;
 
     if (!same) {
@@ -323,12 +327,13 @@ cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)
     const std::vector<std::shared_ptr<shim_op_s>> ops = exec->ops;
     const auto run = [ops] {
         for (const std::shared_ptr<shim_op_s> &op : ops) {
-            if (shim_sticky() == cudaSuccess) {
+            if (shim_sticky_of(shim_running()) == cudaSuccess) {
                 op->run();
             }
         }
     };
 
+    shim_owned(exec->device, "a graph");
     shim_stats.graph_launches++;
 
     return shim_enqueue(stream, { cudaGraphNodeTypeEmpty, run, {}, NULL });
@@ -377,6 +382,7 @@ cudaGraphDestroy(cudaGraph_t graph)
     shim_entry_t entry;
 
     delete graph;
+    shim_live.graphs--;
 
     return shim_call_begin();
 }
@@ -387,8 +393,10 @@ cudaGraphExecDestroy(cudaGraphExec_t exec)
 {
     shim_entry_t entry;
 
-    shim_memory_give(exec->n_bytes);
+    shim_owned(exec->device, "a graph");
+    shim_memory_give(exec->device, exec->n_bytes);
     delete exec;
+    shim_live.execs--;
 
     return shim_call_begin();
 }

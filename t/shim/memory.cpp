@@ -1,10 +1,10 @@
 /*
- * Device memory: one arena of the host, reserved at the first use.  It is made
- * of private mappings of one small file full of 0xff, so that every byte that
- * was never written is part of a NaN, whatever the size of an allocation.
- * Behind each allocation is a zone that nobody may touch: poisoned under ASan,
- * compared otherwise.  With the option protect, the arena can be touched only
- * while operations of streams run.
+ * Device memory: an arena of the host for each device, reserved at the first
+ * use.  It is made of private mappings of one small file full of 0xff, so that
+ * every byte that was never written is part of a NaN, whatever the size of an
+ * allocation.  Behind each allocation is a zone that nobody may touch: poisoned
+ * under ASan, compared otherwise.  With the option protect, an arena can be
+ * touched only while operations of its device's streams run.
  */
 
 #include "t/shim/options.h"
@@ -33,7 +33,7 @@
 /* freed memory is not used again at once if there is room elsewhere */
 #define ROOM 4
 
-static struct {
+typedef struct {
     char *base;
     size_t size;
     size_t high; /* nothing was ever allocated behind it */
@@ -42,9 +42,11 @@ static struct {
     int depth; /* of shim_memory_open */
     bool closed;
     std::map<char *, size_t> *live;
-    std::map<const char *, size_t> *pinned;
-    struct sigaction before;
-} arena;
+} arena_t;
+
+static arena_t arenas[SHIM_DEVICES];
+
+static struct sigaction before;
 
 
 static size_t
@@ -54,14 +56,32 @@ round_up(size_t n, size_t unit)
 }
 
 
+/* The one whose address space this is; NULL: none. */
+static arena_t *
+arena_of(const void *ptr)
+{
+    const char *at = (const char *) ptr;
+
+    for (arena_t &arena : arenas) {
+        if (arena.base != NULL && at >= arena.base
+            && at < arena.base + arena.size)
+        {
+            return &arena;
+        }
+    }
+
+    return NULL;
+}
+
+
 static void
-map_poison(char *at, size_t n_bytes)
+map_poison(const arena_t *arena, char *at, size_t n_bytes)
 {
     while (n_bytes != 0) {
         const size_t n = n_bytes < CHUNK ? n_bytes : CHUNK;
 
         if (mmap(at, n, PROT_READ | PROT_WRITE,
-                 MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, arena.file, 0)
+                 MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, arena->file, 0)
             == MAP_FAILED)
         {
             perror("cuda-shim: memory of the device");
@@ -74,26 +94,28 @@ map_poison(char *at, size_t n_bytes)
 }
 
 
-static void
-arena_create(void)
+/* The current device's. */
+static arena_t *
+arena_here(void)
 {
-    if (arena.base != NULL) {
-        return;
+    arena_t *arena = &arenas[shim_device()];
+
+    if (arena->base != NULL) {
+        return arena;
     }
 
-    arena.size = round_up(shim_options()->memory, CHUNK) * ROOM;
-    arena.live = new std::map<char *, size_t>;
-    arena.pinned = new std::map<const char *, size_t>;
-    arena.file = memfd_create("cuda-shim", MFD_CLOEXEC);
+    arena->size = round_up(shim_options()->memory, CHUNK) * ROOM;
+    arena->live = new std::map<char *, size_t>;
+    arena->file = memfd_create("cuda-shim", MFD_CLOEXEC);
 
-    if (arena.file < 0 || ftruncate(arena.file, CHUNK) != 0) {
+    if (arena->file < 0 || ftruncate(arena->file, CHUNK) != 0) {
         perror("cuda-shim: memory of the device");
         abort();
     }
 
     void *file = mmap(NULL, CHUNK, PROT_READ | PROT_WRITE, MAP_SHARED,
-                      arena.file, 0);
-    void *base = mmap(NULL, arena.size, PROT_NONE,
+                      arena->file, 0);
+    void *base = mmap(NULL, arena->size, PROT_NONE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
     if (file == MAP_FAILED || base == MAP_FAILED) {
@@ -104,27 +126,56 @@ arena_create(void)
     memset(file, POISON, CHUNK);
     munmap(file, CHUNK);
 
-    arena.base = (char *) base;
-    map_poison(arena.base, arena.size);
+    arena->base = (char *) base;
+    map_poison(arena, arena->base, arena->size);
+
+    return arena;
+}
+
+
+/* Of this many bytes of the current device this many can be had. */
+static size_t
+room(const arena_t *arena)
+{
+    const size_t taken = arena->used + shim_options()->others[shim_device()];
+    const size_t memory = shim_options()->memory;
+
+    return memory > taken ? memory - taken : 0;
 }
 
 
 /* --- host code keeps out --- */
 
+/* Operations of some device run. */
+static bool
+any_open(void)
+{
+    for (const arena_t &arena : arenas) {
+        if (arena.depth > 0) {
+            return true;
+        }
+    }
+
+    return false;
+}
+
+
 static void
 on_fault(int number, siginfo_t *info, void *context)
 {
     const char *at = (const char *) info->si_addr;
+    const arena_t *arena = arena_of(at);
 
-    if (arena.closed && at >= arena.base && at < arena.base + arena.size) {
-        fprintf(stderr, "cuda-shim: host code touches device memory at "
-                "offset %zu\n", (size_t) (at - arena.base));
+    if (arena != NULL && arena->closed) {
+        fprintf(stderr, "cuda-shim: %s touches device memory at offset %zu\n",
+                any_open() ? "a kernel of another device" : "host code",
+                (size_t) (at - arena->base));
         fflush(stderr);
         abort();
     }
 
-    if ((arena.before.sa_flags & SA_SIGINFO) != 0) {
-        arena.before.sa_sigaction(number, info, context);
+    if ((before.sa_flags & SA_SIGINFO) != 0) {
+        before.sa_sigaction(number, info, context);
         return;
     }
 
@@ -134,7 +185,7 @@ on_fault(int number, siginfo_t *info, void *context)
 
 
 static void
-set_closed(bool closed)
+set_closed(arena_t *arena, bool closed)
 {
     static bool watched;
 
@@ -144,32 +195,38 @@ set_closed(bool closed)
         watched = true;
         action.sa_sigaction = on_fault;
         action.sa_flags = SA_SIGINFO;
-        sigaction(SIGSEGV, &action, &arena.before);
+        sigaction(SIGSEGV, &action, &before);
     }
 
-    if (arena.high != 0) {
-        mprotect(arena.base, round_up(arena.high, PAGE),
+    if (arena->high != 0) {
+        mprotect(arena->base, round_up(arena->high, PAGE),
                  closed ? PROT_NONE : PROT_READ | PROT_WRITE);
     }
 
-    arena.closed = closed;
+    arena->closed = closed;
 }
 
 
 void
-shim_memory_open(void)
+shim_memory_open(int device)
 {
-    if (arena.depth++ == 0 && arena.closed) {
-        set_closed(false);
+    arena_t *arena = &arenas[device];
+
+    if (arena->depth++ == 0 && arena->closed) {
+        set_closed(arena, false);
     }
 }
 
 
 void
-shim_memory_close(void)
+shim_memory_close(int device)
 {
-    if (--arena.depth == 0 && arena.base != NULL && shim_options()->protect) {
-        set_closed(true);
+    arena_t *arena = &arenas[device];
+
+    if (--arena->depth == 0 && arena->base != NULL
+        && shim_options()->protect)
+    {
+        set_closed(arena, true);
     }
 }
 
@@ -179,10 +236,15 @@ shim_memory_close(void)
 bool
 shim_on_device(const void *ptr)
 {
-    const char *at = (const char *) ptr;
+    const arena_t *arena = arena_of(ptr);
 
-    return arena.base != NULL && at >= arena.base
-           && at < arena.base + arena.size;
+    if (arena == NULL) {
+        return false;
+    }
+
+    shim_owned((int) (arena - arenas), "memory");
+
+    return true;
 }
 
 
@@ -193,28 +255,10 @@ shim_is_allocated(const void *ptr, size_t n_bytes)
         return false;
     }
 
-    auto next = arena.live->upper_bound((char *) ptr);
+    const arena_t *arena = arena_of(ptr);
+    auto next = arena->live->upper_bound((char *) ptr);
 
-    if (next == arena.live->begin()) {
-        return false;
-    }
-
-    --next;
-
-    return (const char *) ptr + n_bytes <= next->first + next->second;
-}
-
-
-bool
-shim_is_pinned(const void *ptr, size_t n_bytes)
-{
-    if (arena.pinned == NULL) {
-        return false;
-    }
-
-    auto next = arena.pinned->upper_bound((const char *) ptr);
-
-    if (next == arena.pinned->begin()) {
+    if (next == arena->live->begin()) {
         return false;
     }
 
@@ -233,15 +277,15 @@ slot_bytes(size_t n_bytes)
 
 /* Behind what was ever used, or else in the first gap that is wide enough. */
 static char *
-find_room(size_t n_bytes)
+find_room(const arena_t *arena, size_t n_bytes)
 {
-    if (n_bytes <= arena.size - arena.high) {
-        return arena.base + arena.high;
+    if (n_bytes <= arena->size - arena->high) {
+        return arena->base + arena->high;
     }
 
-    char *at = arena.base;
+    char *at = arena->base;
 
-    for (auto &item : *arena.live) {
+    for (auto &item : *arena->live) {
         if (n_bytes <= (size_t) (item.first - at)) {
             return at;
         }
@@ -249,7 +293,7 @@ find_room(size_t n_bytes)
         at = item.first + slot_bytes(item.second);
     }
 
-    return n_bytes <= (size_t) (arena.base + arena.size - at) ? at : NULL;
+    return n_bytes <= (size_t) (arena->base + arena->size - at) ? at : NULL;
 }
 
 
@@ -272,32 +316,31 @@ shim_malloc(void **ptr, size_t n_bytes)
         return cudaSuccess;
     }
 
-    arena_create();
+    arena_t *arena = arena_here();
 
-    if (shim_fails(SHIM_FAIL_MALLOC)
-        || n_bytes > shim_options()->memory - arena.used)
-    {
+    if (shim_fails(SHIM_FAIL_MALLOC) || n_bytes > room(arena)) {
         return shim_error(cudaErrorMemoryAllocation);
     }
 
-    char *at = find_room(slot_bytes(n_bytes));
+    char *at = find_room(arena, slot_bytes(n_bytes));
 
     if (at == NULL) {
         return shim_error(cudaErrorMemoryAllocation);
     }
 
     /* what is behind high is open: the next close will include it */
-    shim_memory_open();
-    (*arena.live)[at] = n_bytes;
-    arena.used += round_up(n_bytes, ALIGNMENT);
+    shim_memory_open(shim_device());
+    (*arena->live)[at] = n_bytes;
+    arena->used += round_up(n_bytes, ALIGNMENT);
+    shim_live.memory++;
     ASAN_UNPOISON_MEMORY_REGION(at, n_bytes);
     ASAN_POISON_MEMORY_REGION(at + n_bytes, slot_bytes(n_bytes) - n_bytes);
 
-    if (at + slot_bytes(n_bytes) > arena.base + arena.high) {
-        arena.high = at + slot_bytes(n_bytes) - arena.base;
+    if (at + slot_bytes(n_bytes) > arena->base + arena->high) {
+        arena->high = at + slot_bytes(n_bytes) - arena->base;
     }
 
-    shim_memory_close();
+    shim_memory_close(shim_device());
     *ptr = at;
 
     return cudaSuccess;
@@ -307,31 +350,34 @@ shim_malloc(void **ptr, size_t n_bytes)
 bool
 shim_memory_take(size_t n_bytes)
 {
-    if (n_bytes > shim_options()->memory - arena.used) {
+    arena_t *arena = &arenas[shim_device()];
+
+    if (n_bytes > room(arena)) {
         return false;
     }
 
-    arena.used += n_bytes;
+    arena->used += n_bytes;
 
     return true;
 }
 
 
 void
-shim_memory_give(size_t n_bytes)
+shim_memory_give(int device, size_t n_bytes)
 {
-    arena.used -= n_bytes;
+    arenas[device].used -= n_bytes;
 }
 
 
-/* kernels that have taken memory */
-static std::map<const void *, size_t> loaded;
+/* kernels that have taken memory of a device */
+static std::map<const void *, size_t> loaded_by[SHIM_DEVICES];
 
 
 bool
 shim_memory_load(const void *kernel)
 {
     const size_t n_bytes = shim_options()->kernel_memory;
+    auto &loaded = loaded_by[shim_device()];
 
     if (n_bytes == 0 || loaded.count(kernel) != 0) {
         return true;
@@ -350,8 +396,10 @@ shim_memory_load(const void *kernel)
 void
 shim_memory_unload(void)
 {
+    auto &loaded = loaded_by[shim_device()];
+
     for (const auto &item : loaded) {
-        arena.used -= item.second;
+        shim_memory_give(shim_device(), item.second);
     }
 
     loaded.clear();
@@ -359,15 +407,15 @@ shim_memory_unload(void)
 
 
 static void
-forget(char *at, size_t n_bytes)
+forget(const arena_t *arena, char *at, size_t n_bytes)
 {
-    char *first = arena.base + round_up(at - arena.base, PAGE);
-    char *last = arena.base + (at + n_bytes - arena.base) / PAGE * PAGE;
+    char *first = arena->base + round_up(at - arena->base, PAGE);
+    char *last = arena->base + (at + n_bytes - arena->base) / PAGE * PAGE;
 
     if (first < last) {
         memset(at, POISON, first - at);
         memset(last, POISON, at + n_bytes - last);
-        map_poison(first, last - first);
+        map_poison(arena, first, last - first);
 
     } else {
         memset(at, POISON, n_bytes);
@@ -387,7 +435,9 @@ cudaFree(void *ptr)
         return error;
     }
 
-    if (arena.base == NULL || arena.live->count((char *) ptr) == 0) {
+    arena_t *arena = shim_on_device(ptr) ? arena_of(ptr) : NULL;
+
+    if (arena == NULL || arena->live->count((char *) ptr) == 0) {
         return shim_error(cudaErrorInvalidValue);
     }
 
@@ -397,30 +447,32 @@ cudaFree(void *ptr)
 
     shim_run_all();
 
-    const size_t n_bytes = (*arena.live)[(char *) ptr];
+    const size_t n_bytes = (*arena->live)[(char *) ptr];
 
-    shim_memory_open();
-    shim_memory_check("cudaFree");
-    arena.live->erase((char *) ptr);
-    arena.used -= round_up(n_bytes, ALIGNMENT);
-    forget((char *) ptr, n_bytes);
-    shim_memory_close();
+    shim_memory_open(shim_device());
+    shim_memory_check(shim_device(), "cudaFree");
+    arena->live->erase((char *) ptr);
+    arena->used -= round_up(n_bytes, ALIGNMENT);
+    forget(arena, (char *) ptr, n_bytes);
+    shim_live.memory--;
+    shim_memory_close(shim_device());
 
     return error;
 }
 
 
 void
-shim_memory_check(const char *after)
+shim_memory_check(int device, const char *after)
 {
 #ifdef SHIM_ASAN
+    (void) device;
     (void) after;
 #else
-    if (arena.base == NULL) {
+    if (arenas[device].base == NULL) {
         return;
     }
 
-    for (auto &item : *arena.live) {
+    for (auto &item : *arenas[device].live) {
         const unsigned char *end = (const unsigned char *) item.first
                                    + item.second;
         const size_t n = slot_bytes(item.second) - item.second;
@@ -446,101 +498,7 @@ cudaMemGetInfo(size_t *n_free, size_t *total)
     const cudaError_t error = shim_call_begin();
 
     *total = shim_options()->memory;
-    *n_free = *total - arena.used;
-
-    return error;
-}
-
-
-/* --- pinned memory of the host --- */
-
-cudaError_t
-shim_host_alloc(void **ptr, size_t n_bytes, unsigned flags)
-{
-    shim_entry_t entry;
-    const cudaError_t error = shim_call_begin();
-
-    (void) flags;
-
-    if (error != cudaSuccess) {
-        return error;
-    }
-
-    if (shim_breaks_capture()) {
-        return shim_error(cudaErrorStreamCaptureUnsupported);
-    }
-
-    arena_create();
-
-    if (shim_fails(SHIM_FAIL_HOST)
-        || posix_memalign(ptr, PAGE, n_bytes) != 0)
-    {
-        return shim_error(cudaErrorMemoryAllocation);
-    }
-
-    memset(*ptr, POISON, n_bytes);
-    (*arena.pinned)[(const char *) *ptr] = n_bytes;
-
-    return cudaSuccess;
-}
-
-
-cudaError_t
-cudaFreeHost(void *ptr)
-{
-    shim_entry_t entry;
-    const cudaError_t error = shim_call_begin();
-
-    if (ptr == NULL) {
-        return error;
-    }
-
-    if (arena.pinned == NULL || arena.pinned->erase((const char *) ptr) == 0) {
-        return shim_error(cudaErrorInvalidValue);
-    }
-
-    shim_run_all();
-    free(ptr);
-
-    return error;
-}
-
-
-cudaError_t
-cudaHostRegister(void *ptr, size_t n_bytes, unsigned flags)
-{
-    shim_entry_t entry;
-    const cudaError_t error = shim_call_begin();
-
-    (void) flags;
-
-    if (error != cudaSuccess) {
-        return error;
-    }
-
-    arena_create();
-
-    if (shim_is_pinned(ptr, 1)) {
-        return shim_error(cudaErrorHostMemoryAlreadyRegistered);
-    }
-
-    (*arena.pinned)[(const char *) ptr] = n_bytes;
-
-    return cudaSuccess;
-}
-
-
-cudaError_t
-cudaHostUnregister(void *ptr)
-{
-    shim_entry_t entry;
-    const cudaError_t error = shim_call_begin();
-
-    shim_run_all();
-
-    if (arena.pinned == NULL || arena.pinned->erase((const char *) ptr) == 0) {
-        return shim_error(cudaErrorHostMemoryNotRegistered);
-    }
+    *n_free = room(&arenas[shim_device()]);
 
     return error;
 }

@@ -217,6 +217,16 @@ devices(void **state)
     OK(cudaDeviceGetAttribute(&value, cudaDevAttrComputeCapabilityMajor, 0));
     assert_int_equal(value, 9);
 
+    shim_options()->device = "80,75,90";
+    OK(cudaGetDeviceCount(&n));
+    assert_int_equal(n, 3);
+    OK(cudaGetDeviceProperties(&prop, 1));
+    assert_int_equal(prop.minor, 5);
+    assert_int_equal(cudaSetDevice(3), cudaErrorInvalidDevice);
+    assert_int_equal(cudaSetDevice(-1), cudaErrorInvalidDevice);
+    OK(cudaGetDevice(&n));
+    assert_int_equal(n, 0);
+
     shim_options()->device = "none";
     assert_int_equal(cudaGetDeviceCount(&n), cudaErrorNoDevice);
     assert_int_equal(n, 0);
@@ -229,6 +239,53 @@ devices(void **state)
     assert_in_range(version, 1000, 12000);
     shim_options()->device = "80";
     cudaGetLastError();
+}
+
+
+/* Each has memory of its own, and errors; which one is current is the
+ * thread's. */
+static void
+own_memory(void **state)
+{
+    shim_options_t *shim = shim_options();
+    const shim_live_t before = shim_live;
+    size_t free[2], left, total;
+    float *d[2];
+
+    (void) state;
+    shim->device = "80,80";
+
+    for (int i = 0; i < 2; i++) {
+        OK(cudaSetDevice(i));
+        OK(cudaMemGetInfo(&free[i], &total));
+        d[i] = (float *) on_device(NULL, N * sizeof(float));
+    }
+
+    assert_int_equal(shim_live.memory, before.memory + 2);
+    OK(cudaFree(d[1]));
+    OK(cudaMemGetInfo(&left, &total));
+    assert_int_equal(left, free[1]);
+
+    shim->others[1] = total - 4096;
+    OK(cudaMemGetInfo(&left, &total));
+    assert_true(left <= 4096);
+    assert_int_equal(cudaMalloc(&d[1], 8192), cudaErrorMemoryAllocation);
+    shim->others[1] = 0;
+    cudaGetLastError();
+
+    OK(cudaSetDevice(0));
+    OK(cudaMemGetInfo(&left, &total));
+    assert_true(left < free[0]);
+    shim_fail_at(SHIM_FAIL_ASYNC, 1);
+    LAUNCH(add_to, 1, N, 0, NULL, d[0], 1.0f, N);
+    assert_int_equal(cudaDeviceSynchronize(), cudaErrorIllegalAddress);
+    OK(cudaSetDevice(1));
+    OK(cudaDeviceSynchronize());
+    assert_int_equal(cudaSetDevice(0), cudaErrorIllegalAddress);
+    OK(cudaDeviceReset());
+    OK(cudaFree(d[0]));
+    assert_memory_equal(&shim_live, &before, sizeof(before));
+    shim->device = "80";
 }
 
 
@@ -252,6 +309,7 @@ main(void)
         TEST(injected),
         TEST(sticky),
         TEST(devices),
+        TEST(own_memory),
         TEST(protected_runs),
     };
 

@@ -10,6 +10,7 @@
 #include <string.h>
 
 shim_stats_t shim_stats;
+shim_live_t shim_live;
 
 static std::atomic<uint64_t> countdown[SHIM_FAIL_KINDS];
 
@@ -39,8 +40,9 @@ number(const char *name, uint64_t without)
 static void
 read_failures(const char *text)
 {
-    static const char *const kinds[] = { "malloc", "host", "launch", "async",
-                                         "cublas", "call" };
+    static const char *const kinds[] = { "malloc", "host",   "launch",
+                                         "async",  "cublas", "call",
+                                         "stream", "event",  "graph" };
 
     while (text != NULL && *text != '\0') {
         const size_t len = strcspn(text, ":");
@@ -69,7 +71,7 @@ read_failures(const char *text)
 static shim_options_t
 read_all(void)
 {
-    shim_options_t options;
+    shim_options_t options = {};
     const char *cublas = getenv("LLM_SHIM_CUBLAS");
     const char *device = getenv("LLM_SHIM_DEVICE");
 
@@ -112,6 +114,13 @@ shim_fails(shim_fail_t kind)
     shim_options();
 
     return countdown[kind] != 0 && --countdown[kind] == 0;
+}
+
+
+bool
+shim_will_fail(shim_fail_t kind)
+{
+    return countdown[kind] != 0;
 }
 
 

@@ -14,6 +14,8 @@
 extern "C" {
 #endif
 
+enum { SHIM_DEVICES = 4 };
+
 typedef struct {
     /* LLM_SHIM_SEED: 0 runs threads in order and streams as late as possible;
      * others give warps random priorities that change at random moments (PCT,
@@ -31,8 +33,11 @@ typedef struct {
      * slow */
     bool apart;
 
-    /* LLM_SHIM_MEMORY: bytes of the device */
+    /* LLM_SHIM_MEMORY: bytes of each device */
     size_t memory;
+
+    /* of those, what others than this program have */
+    size_t others[SHIM_DEVICES];
 
     /* LLM_SHIM_KERNEL_MEMORY: bytes of the device that a kernel takes when it
      * is launched for the first time */
@@ -42,8 +47,8 @@ typedef struct {
      * the graph is there */
     size_t node_memory;
 
-    /* LLM_SHIM_DEVICE: "none", "old" (a driver older than the runtime), or a
-     * compute capability as "80" */
+    /* LLM_SHIM_DEVICE: "none", "old" (a driver older than the runtime), or the
+     * compute capability of each device, as "80" or "80,90" */
     const char *device;
 
     /* LLM_SHIM_CUBLAS=none: there is no library */
@@ -62,6 +67,9 @@ typedef enum {
     SHIM_FAIL_ASYNC,  /* a kernel dies while it runs: the error stays */
     SHIM_FAIL_CUBLAS, /* a call of cuBLAS */
     SHIM_FAIL_CALL,   /* any call that returns an error */
+    SHIM_FAIL_STREAM, /* the creation of a stream: out of memory */
+    SHIM_FAIL_EVENT,  /* that of an event */
+    SHIM_FAIL_GRAPH,  /* a graph that is made runnable */
     SHIM_FAIL_KINDS
 } shim_fail_t;
 
@@ -79,6 +87,19 @@ typedef struct {
 
 extern shim_stats_t shim_stats;
 
+/* what is there now, of all devices, and nobody has given back */
+typedef struct {
+    int memory; /* allocations of the device */
+    int pinned; /* of the host */
+    int streams;
+    int events;
+    int graphs;
+    int execs;
+    int handles; /* of cuBLAS */
+} shim_live_t;
+
+extern shim_live_t shim_live;
+
 shim_options_t *shim_options(void);
 
 /* A kernel runs. */
@@ -90,6 +111,9 @@ void shim_fail_at(shim_fail_t kind, uint64_t n);
 
 /* Counts one event: whether it is to fail. */
 bool shim_fails(shim_fail_t kind);
+
+/* Whether one is still to fail. */
+bool shim_will_fail(shim_fail_t kind);
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,5 @@
 /*
- * Errors, and what the device says of itself.
+ * Errors, versions, and the end of everything.
  */
 
 #include "t/shim/options.h"
@@ -11,7 +11,7 @@
 #define VERSION 13000
 
 static cudaError_t last;
-static cudaError_t sticky;
+static cudaError_t sticky[SHIM_DEVICES];
 
 
 cudaError_t
@@ -28,14 +28,21 @@ shim_error(cudaError_t error)
 cudaError_t
 shim_sticky(void)
 {
-    return sticky;
+    return sticky[shim_device()];
+}
+
+
+cudaError_t
+shim_sticky_of(int device)
+{
+    return sticky[device];
 }
 
 
 void
-shim_make_sticky(cudaError_t error)
+shim_make_sticky(int device, cudaError_t error)
 {
-    sticky = error;
+    sticky[device] = error;
 }
 
 
@@ -58,8 +65,8 @@ shim_call_begin(void)
         return shim_error(absent());
     }
 
-    if (sticky != cudaSuccess) {
-        return shim_error(sticky);
+    if (shim_sticky() != cudaSuccess) {
+        return shim_error(shim_sticky());
     }
 
     if (shim_fails(SHIM_FAIL_CALL)) {
@@ -74,7 +81,8 @@ cudaError_t
 cudaGetLastError(void)
 {
     shim_entry_t entry;
-    const cudaError_t error = sticky != cudaSuccess ? sticky : last;
+    const cudaError_t error = shim_sticky() != cudaSuccess ? shim_sticky()
+                                                           : last;
 
     last = cudaSuccess;
 
@@ -87,7 +95,7 @@ cudaPeekAtLastError(void)
 {
     shim_entry_t entry;
 
-    return sticky != cudaSuccess ? sticky : last;
+    return shim_sticky() != cudaSuccess ? shim_sticky() : last;
 }
 
 
@@ -162,119 +170,6 @@ cudaGetErrorString(cudaError_t error)
 /* --- the device --- */
 
 cudaError_t
-cudaGetDeviceCount(int *n)
-{
-    shim_entry_t entry;
-    const cudaError_t error = shim_call_begin();
-
-    *n = error == cudaSuccess;
-
-    return error;
-}
-
-
-static cudaError_t
-check_device(int device)
-{
-    const cudaError_t error = shim_call_begin();
-
-    if (error == cudaSuccess && device != 0) {
-        return shim_error(cudaErrorInvalidDevice);
-    }
-
-    return error;
-}
-
-
-cudaError_t
-cudaSetDevice(int device)
-{
-    shim_entry_t entry;
-
-    return check_device(device);
-}
-
-
-cudaError_t
-cudaGetDevice(int *device)
-{
-    shim_entry_t entry;
-
-    *device = 0;
-
-    return shim_call_begin();
-}
-
-
-cudaError_t
-cudaGetDeviceProperties(cudaDeviceProp *prop, int device)
-{
-    shim_entry_t entry;
-    const cudaError_t error = check_device(device);
-
-    if (error != cudaSuccess) {
-        return error;
-    }
-
-    const int arch = atoi(shim_options()->device);
-
-    memset(prop, 0, sizeof(*prop));
-    snprintf(prop->name, sizeof(prop->name), "CPU emulation of sm_%d", arch);
-    prop->totalGlobalMem = shim_options()->memory;
-    prop->major = arch / 10;
-    prop->minor = arch % 10;
-    prop->sharedMemPerBlock = 48 << 10;
-    prop->sharedMemPerBlockOptin = (arch == 90 ? 227 : 163) << 10;
-    prop->sharedMemPerMultiprocessor = prop->sharedMemPerBlockOptin + 1024;
-    prop->regsPerBlock = 65536;
-    prop->warpSize = SHIM_LANES;
-    prop->maxThreadsPerBlock = SHIM_MAX_THREADS;
-    prop->maxThreadsPerMultiProcessor = 2048;
-    prop->maxGridSize[0] = INT32_MAX;
-    prop->maxGridSize[1] = 65535;
-    prop->maxGridSize[2] = 65535;
-    prop->multiProcessorCount = 8;
-    prop->l2CacheSize = 4 << 20;
-    prop->concurrentKernels = 1;
-    prop->asyncEngineCount = 1;
-
-    return cudaSuccess;
-}
-
-
-cudaError_t
-cudaDeviceGetAttribute(int *value, cudaDeviceAttr attr, int device)
-{
-    cudaDeviceProp prop;
-    const cudaError_t error = cudaGetDeviceProperties(&prop, device);
-
-    if (error != cudaSuccess) {
-        return error;
-    }
-
-    switch (attr) {
-    case cudaDevAttrMaxSharedMemoryPerBlock:
-        *value = prop.sharedMemPerBlock;
-        return cudaSuccess;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-        *value = prop.sharedMemPerBlockOptin;
-        return cudaSuccess;
-    case cudaDevAttrMultiProcessorCount:
-        *value = prop.multiProcessorCount;
-        return cudaSuccess;
-    case cudaDevAttrComputeCapabilityMajor:
-        *value = prop.major;
-        return cudaSuccess;
-    case cudaDevAttrComputeCapabilityMinor:
-        *value = prop.minor;
-        return cudaSuccess;
-    default:
-        return shim_error(cudaErrorInvalidValue);
-    }
-}
-
-
-cudaError_t
 cudaDriverGetVersion(int *version)
 {
     const char *device = shim_options()->device;
@@ -302,7 +197,7 @@ cudaDeviceReset(void)
     shim_entry_t entry;
 
     shim_run_all();
-    sticky = cudaSuccess;
+    shim_make_sticky(shim_device(), cudaSuccess);
     last = cudaSuccess;
     shim_memory_unload();
 

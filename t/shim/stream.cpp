@@ -1,5 +1,5 @@
 /*
- * Streams, events, copies.  An operation runs when somebody waits for it, for
+ * Streams.  An operation runs when somebody waits for it, for
  * what comes behind it, or, with a seed, at a random call before that.
  */
 
@@ -8,7 +8,6 @@
 #include "t/shim/worker.h"
 
 #include <pthread.h>
-#include <time.h>
 
 static pthread_mutex_t *
 lock(void)
@@ -22,16 +21,26 @@ lock(void)
 std::vector<cudaStream_t> &
 shim_streams(void)
 {
-    /* the first is the null stream */
-    static std::vector<cudaStream_t> *streams;
-
-    if (streams == NULL) {
-        streams = new std::vector<cudaStream_t>;
-        streams->push_back(new shim_stream_s());
-        streams->front()->blocking = true;
-    }
+    static std::vector<cudaStream_t> *streams
+        = new std::vector<cudaStream_t>;
 
     return *streams;
+}
+
+
+static cudaStream_t
+null_of(int device)
+{
+    static cudaStream_t nulls[SHIM_DEVICES];
+
+    if (nulls[device] == NULL) {
+        nulls[device] = new shim_stream_s();
+        nulls[device]->device = device;
+        nulls[device]->blocking = true;
+        shim_streams().push_back(nulls[device]);
+    }
+
+    return nulls[device];
 }
 
 
@@ -39,16 +48,27 @@ cudaStream_t
 shim_stream(cudaStream_t stream)
 {
     if (stream == NULL) {
-        return shim_streams().front();
+        return null_of(shim_device());
     }
 
     for (cudaStream_t one : shim_streams()) {
         if (one == stream) {
+            shim_owned(one->device, "a stream");
             return one;
         }
     }
 
     return NULL;
+}
+
+
+static int running;
+
+
+int
+shim_running(void)
+{
+    return running;
 }
 
 
@@ -64,7 +84,8 @@ run_one(cudaStream_t stream)
     }
 
     /* after an error that stays, nothing runs */
-    if (shim_sticky() == cudaSuccess) {
+    if (shim_sticky_of(stream->device) == cudaSuccess) {
+        running = stream->device;
         op.run();
     }
 
@@ -79,14 +100,14 @@ shim_run_until(cudaStream_t stream, uint64_t number)
         return;
     }
 
-    shim_memory_open();
+    shim_memory_open(stream->device);
 
     while (stream->n_done < number) {
         run_one(stream);
     }
 
-    shim_memory_check("operations of a stream");
-    shim_memory_close();
+    shim_memory_check(stream->device, "operations of a stream");
+    shim_memory_close(stream->device);
 }
 
 
@@ -94,7 +115,9 @@ void
 shim_run_all(void)
 {
     for (cudaStream_t stream : shim_streams()) {
-        shim_run_until(stream, stream->n_issued);
+        if (stream->device == shim_device()) {
+            shim_run_until(stream, stream->n_issued);
+        }
     }
 }
 
@@ -104,24 +127,26 @@ static void
 run_ahead(void)
 {
     static uint64_t state;
-    static bool running;
+    static bool within;
     const uint64_t seed = shim_options()->seed;
 
-    if (seed == 0 || running) {
+    if (seed == 0 || within) {
         return;
     }
+
+    null_of(0);
 
     const uint64_t draw = shim_random(&state) ^ seed * 0x9e3779b97f4a7c15ull;
     std::vector<cudaStream_t> &streams = shim_streams();
     cudaStream_t stream = streams[(draw >> 8) % streams.size()];
 
-    running = true;
+    within = true;
 
     for (uint64_t n = draw % 4; n > 1 && !stream->queue.empty(); n--) {
         shim_run_until(stream, stream->n_done + 1);
     }
 
-    running = false;
+    within = false;
 }
 
 
@@ -142,11 +167,12 @@ cudaError_t
 shim_enqueue(cudaStream_t handle, shim_op_s op)
 {
     cudaStream_t stream = shim_stream(handle);
-    cudaStream_t null = shim_streams().front();
 
     if (stream == NULL) {
         return shim_error(cudaErrorInvalidResourceHandle);
     }
+
+    cudaStream_t null = null_of(stream->device);
 
     if (stream->capture != NULL) {
         stream->n_captured++;
@@ -162,7 +188,9 @@ shim_enqueue(cudaStream_t handle, shim_op_s op)
         }
 
         for (cudaStream_t other : shim_streams()) {
-            if (other != null && other->blocking) {
+            if (other != null && other->blocking
+                && other->device == null->device)
+            {
                 op.after.push_back({ other, other->n_issued });
             }
         }
@@ -188,7 +216,14 @@ cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags)
         return error;
     }
 
+    if (shim_fails(SHIM_FAIL_STREAM)) {
+        return shim_error(cudaErrorMemoryAllocation);
+    }
+
+    null_of(shim_device());
     *stream = new shim_stream_s();
+    (*stream)->device = shim_device();
+    shim_live.streams++;
     (*stream)->blocking = (flags & cudaStreamNonBlocking) == 0;
     shim_streams().push_back(*stream);
 
@@ -240,7 +275,7 @@ cudaStreamDestroy(cudaStream_t stream)
 
     std::vector<cudaStream_t> &streams = shim_streams();
 
-    for (size_t i = 1; i < streams.size(); i++) {
+    for (size_t i = 0; i < streams.size(); i++) {
         if (streams[i] == stream) {
             streams.erase(streams.begin() + i);
             break;
@@ -248,6 +283,7 @@ cudaStreamDestroy(cudaStream_t stream)
     }
 
     ended->push_back(stream);
+    shim_live.streams--;
 
     return error;
 }
@@ -349,217 +385,12 @@ cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *data)
     }
 
     const auto run = [=] {
-        shim_memory_close();
+        const int device = running;
+
+        shim_memory_close(device);
         fn(data);
-        shim_memory_open();
+        shim_memory_open(device);
     };
 
     return shim_enqueue(stream, { cudaGraphNodeTypeHost, run, {}, NULL });
-}
-
-
-/* --- events --- */
-
-static double
-now_ms(void)
-{
-    struct timespec time;
-
-    clock_gettime(CLOCK_MONOTONIC, &time);
-
-    return time.tv_sec * 1e3 + time.tv_nsec * 1e-6;
-}
-
-
-cudaError_t
-cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags)
-{
-    shim_entry_t entry;
-    const cudaError_t error = shim_call_begin();
-
-    if (error != cudaSuccess) {
-        return error;
-    }
-
-    *event = new shim_event_s();
-    (*event)->timing = (flags & cudaEventDisableTiming) == 0;
-
-    return cudaSuccess;
-}
-
-
-cudaError_t
-cudaEventCreate(cudaEvent_t *event)
-{
-    return cudaEventCreateWithFlags(event, cudaEventDefault);
-}
-
-
-cudaError_t
-cudaEventDestroy(cudaEvent_t event)
-{
-    shim_entry_t entry;
-    const cudaError_t error = shim_call_begin();
-
-    /* its operation writes the time into it */
-    if (event->point.stream != NULL) {
-        shim_run_until(event->point.stream, event->point.number);
-    }
-
-    delete event;
-
-    return error;
-}
-
-
-cudaError_t
-cudaEventRecord(cudaEvent_t event, cudaStream_t handle)
-{
-    shim_entry_t entry;
-    cudaError_t error = shim_call_begin();
-    cudaStream_t stream = shim_stream(handle);
-
-    if (error != cudaSuccess) {
-        return error;
-    }
-
-    if (stream == NULL) {
-        return shim_error(cudaErrorInvalidResourceHandle);
-    }
-
-    event->capture = stream->capture;
-
-    if (stream->capture != NULL) {
-        event->point = { stream, 0 };
-        event->n_captured = stream->n_captured;
-        return cudaSuccess;
-    }
-
-    const auto run = [=] { event->time = now_ms(); };
-
-    error = shim_enqueue(stream, { cudaGraphNodeTypeEmpty, run, {}, NULL });
-    event->point = { stream, stream->n_issued };
-
-    return error;
-}
-
-
-/* In a capture: the stream joins it, or its origin waits for another. */
-static cudaError_t
-wait_captured(cudaStream_t stream, cudaEvent_t event)
-{
-    if (stream->capture == NULL && event->capture != NULL) {
-        stream->capture = event->capture;
-        stream->n_captured = 0;
-        stream->n_joined = 0;
-    }
-
-    if (stream->capture != event->capture) {
-        stream->capture->broken = true;
-        return shim_error(cudaErrorStreamCaptureIsolation);
-    }
-
-    event->point.stream->n_joined = event->n_captured;
-
-    return cudaSuccess;
-}
-
-
-cudaError_t
-cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned flags)
-{
-    shim_entry_t entry;
-    const cudaError_t error = shim_call_begin();
-    cudaStream_t stream = shim_stream(handle);
-
-    (void) flags;
-
-    if (error != cudaSuccess) {
-        return error;
-    }
-
-    if (stream == NULL) {
-        return shim_error(cudaErrorInvalidResourceHandle);
-    }
-
-    if (stream->capture != NULL || event->capture != NULL) {
-        return wait_captured(stream, event);
-    }
-
-    if (event->point.stream == NULL) {
-        return cudaSuccess;
-    }
-
-    return shim_enqueue(
-        stream, { cudaGraphNodeTypeEmpty, [] {}, { event->point }, NULL });
-}
-
-
-cudaError_t
-cudaEventSynchronize(cudaEvent_t event)
-{
-    shim_entry_t entry;
-    const cudaError_t error = shim_call_begin();
-
-    if (error != cudaSuccess) {
-        return error;
-    }
-
-    if (event->capture != NULL) {
-        return shim_error(cudaErrorStreamCaptureUnsupported);
-    }
-
-    if (event->point.stream != NULL) {
-        shim_run_until(event->point.stream, event->point.number);
-    }
-
-    return shim_error(shim_sticky());
-}
-
-
-cudaError_t
-cudaEventQuery(cudaEvent_t event)
-{
-    shim_entry_t entry;
-    const cudaError_t error = shim_call_begin();
-    cudaStream_t stream = event->point.stream;
-
-    if (error != cudaSuccess || stream == NULL
-        || stream->n_done >= event->point.number)
-    {
-        return error;
-    }
-
-    shim_run_until(stream, stream->n_done + 1);
-
-    return shim_sticky() != cudaSuccess ? shim_error(shim_sticky())
-                                        : cudaErrorNotReady;
-}
-
-
-cudaError_t
-cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to)
-{
-    shim_entry_t entry;
-    const cudaError_t error = shim_call_begin();
-
-    if (error != cudaSuccess) {
-        return error;
-    }
-
-    if (!from->timing || !to->timing || from->point.stream == NULL
-        || to->point.stream == NULL)
-    {
-        return shim_error(cudaErrorInvalidResourceHandle);
-    }
-
-    if (from->point.stream->n_done < from->point.number
-        || to->point.stream->n_done < to->point.number)
-    {
-        return cudaErrorNotReady;
-    }
-
-    *ms = to->time - from->time;
-
-    return cudaSuccess;
 }

@@ -28,6 +28,7 @@ struct shim_op_s {
 };
 
 struct shim_stream_s {
+    int device;
     std::deque<shim_op_s> queue;
     uint64_t n_issued;
     uint64_t n_done;
@@ -39,6 +40,7 @@ struct shim_stream_s {
 };
 
 struct shim_event_s {
+    int device;
     shim_point_t point; /* stream NULL: never recorded */
     cudaGraph_t capture;
     uint64_t n_captured; /* of the stream it was recorded in */
@@ -55,6 +57,7 @@ struct shim_graph_s {
 struct shim_exec_s {
     std::vector<std::shared_ptr<shim_op_s>> ops;
     size_t n_bytes; /* of the device */
+    int device;
 };
 
 /* Holds the lock, lets streams run ahead if the seed says so. */
@@ -63,24 +66,40 @@ struct shim_entry_t {
     ~shim_entry_t(void);
 };
 
-/* The state that errors leave: pending is told once, sticky for ever. */
+/* --- devices (devices.cpp) --- */
+
+/* The calling thread's current one, and its compute capability. */
+int shim_device(void);
+int shim_capability(void);
+
+/* Aborts if what belongs to a device is used while another is current. */
+void shim_owned(int owner, const char *what);
+
+/* --- errors (runtime.cpp) --- */
+
+/* The state that errors leave: pending is told once, sticky for ever, of the
+ * current device or of one. */
 cudaError_t shim_error(cudaError_t error);
 cudaError_t shim_sticky(void);
-void shim_make_sticky(cudaError_t error);
+cudaError_t shim_sticky_of(int device);
+void shim_make_sticky(int device, cudaError_t error);
 
 /* What a call returns before it does anything: sticky or injected error. */
 cudaError_t shim_call_begin(void);
 
-/* NULL is the null stream; what no stream is gives NULL. */
+/* NULL is the current device's null stream; what no stream is gives NULL. */
 cudaStream_t shim_stream(cudaStream_t stream);
 std::vector<cudaStream_t> &shim_streams(void);
 
 /* Queues an operation, or adds it to what the stream captures. */
 cudaError_t shim_enqueue(cudaStream_t stream, shim_op_s op);
 
-/* Runs a stream up to an operation; everything. */
+/* Runs a stream up to an operation; everything of the current device. */
 void shim_run_until(cudaStream_t stream, uint64_t number);
 void shim_run_all(void);
+
+/* The device whose operation runs. */
+int shim_running(void);
 
 /* What may not be called while a stream is captured; true: it was, and the
  * capture is lost. */
@@ -88,8 +107,9 @@ bool shim_breaks_capture(void);
 
 /* --- memory (memory.cpp) --- */
 
-/* While operations run, device memory may be touched (nests). */
-void shim_memory_open(void);
+/* While operations run, their device's memory may be touched (nests). */
+void shim_memory_open(int device);
+void shim_memory_close(int device);
 
 /* A kernel is about to be launched: takes what the option kernel_memory says
  * of the first time.  False: there is not as much. */
@@ -98,9 +118,9 @@ void shim_memory_unload(void);
 
 /* For a graph, without an address.  False: there is not as much. */
 bool shim_memory_take(size_t n_bytes);
-void shim_memory_give(size_t n_bytes);
-void shim_memory_close(void);
+void shim_memory_give(int device, size_t n_bytes);
 
+/* Of a device's memory: which of them must be the current one. */
 bool shim_on_device(const void *ptr);
 bool shim_is_pinned(const void *ptr, size_t n_bytes);
 
@@ -108,6 +128,6 @@ bool shim_is_pinned(const void *ptr, size_t n_bytes);
 bool shim_is_allocated(const void *ptr, size_t n_bytes);
 
 /* Finds what was written between allocations, and aborts. */
-void shim_memory_check(const char *after);
+void shim_memory_check(int device, const char *after);
 
 #endif

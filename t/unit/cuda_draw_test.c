@@ -547,7 +547,10 @@ test_no_memory(void **state)
 
             failed++;
             assert_true(n < 10);
-            assert_non_null(strstr(err.text, "no memory on the GPU to draw"));
+            assert_non_null(
+                strstr(err.text, kind == SHIM_FAIL_MALLOC
+                                     ? "no memory on the GPU to draw"
+                                     : "no pinned memory on the host to draw"));
         }
     }
 

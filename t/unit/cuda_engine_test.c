@@ -5,7 +5,8 @@
  * log-probabilities must be the same bit for bit.  And scores of a text are
  * near the CPU backend's.
  *
- * Needs LLM_TEST_MODEL.  LLM_TEST_LONG adds the drafts.
+ * Needs LLM_TEST_MODEL, of SmolLM2-135M's shape: the sizes of memory are made
+ * for it.  LLM_TEST_LONG adds the drafts.
  */
 
 #include <math.h>
@@ -33,14 +34,23 @@ typedef struct {
     float logprob[N_TOKENS];
 } answer_t;
 
-/* more than a page of 16 tokens, then what is each one's own */
-static const char prefix[] = "The old lighthouse keeper looked out over the "
-                             "grey sea and counted, one by one, the small "
-                             "wooden ships that";
+/* More than a page of 16 tokens, then what is each one's own.  Tokens, as pages
+ * are counted, whatever the vocabulary: of SmolLM2's it is "The old lighthouse
+ * keeper looked out over the grey sea and counted, one by one, the small wooden
+ * ships that" " came home", " were lost in the storm of", " sailed", " had
+ * never". */
+static const int32_t prefix[] = { 504,  1573,  33059, 40061, 5328, 578,
+                                  690,  260,   13917, 3426,  284,  17288,
+                                  28,   582,   411,   582,   28,   260,
+                                  1165, 10091, 7761,  338 };
 
-static const char *const tails[N_REQUESTS] = { " came home",
-                                               " were lost in the storm of",
-                                               " sailed", " had never" };
+static const struct {
+    int n;
+    int32_t ids[6];
+} tails[N_REQUESTS] = { { 2, { 2422, 1478 } },
+                        { 6, { 592, 3590, 281, 260, 5670, 282 } },
+                        { 1, { 23217 } },
+                        { 2, { 761, 2093 } } };
 
 static uint8_t area[4096];
 static answer_t alone[N_REQUESTS];
@@ -60,12 +70,11 @@ write_request(int i)
         .seed = 7 + (uint64_t) i,
     };
 
-    llm_request_begin(&w, area, sizeof(area), LLM_REQ_TEXT,
-                      LLM_F_LOGPROBS | LLM_F_STREAM | LLM_F_ADD_SPECIAL,
-                      &params);
+    llm_request_begin(&w, area, sizeof(area), LLM_REQ_TOKENS,
+                      LLM_F_LOGPROBS | LLM_F_STREAM, &params);
     llm_request_section(&w, LLM_SEC_PROMPT);
-    llm_request_add(&w, prefix, sizeof(prefix) - 1);
-    llm_request_add(&w, tails[i], strlen(tails[i]));
+    llm_request_add(&w, prefix, sizeof(prefix));
+    llm_request_add(&w, tails[i].ids, (size_t) tails[i].n * sizeof(int32_t));
 
     return llm_request_end(&w);
 }

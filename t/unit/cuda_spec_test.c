@@ -41,7 +41,8 @@ count_pass(const engine_t *engine)
     const op_batch_t *op = &engine->batch.op;
     const uint64_t steps = llm_stats_get(&engine->stats->steps);
     const uint64_t graphs = shim_stats.graph_launches - passes.graphs;
-    const int ahead = (int) (engine->n_ahead - passes.ahead);
+    const int ahead =
+        (int) (llm_stats_get(&engine->stats->rows_ahead) - passes.ahead);
     bool verified = false;
 
     passes.graphs += graphs;

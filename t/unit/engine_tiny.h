@@ -64,7 +64,7 @@ static _Alignas(16) uint8_t tiny_area[AREA_BYTES];
 static const char *tiny_pre = "gpt-2"; /* tokenizer.ggml.pre */
 static op_dtype_t tiny_dtype = OP_Q8_0;
 static int tiny_head_dim = 16;
-static bool tiny_no_ahead;       /* conf.no_ahead, */
+static int tiny_ahead_after;     /* conf.ahead_after, */
 static double tiny_output_ratio; /* conf.output_ratio */
 
 #define TINY_TEMPLATE                                                       \
@@ -155,7 +155,7 @@ tiny_engine(const char *const *words)
     conf.max_model_len = TINY_CTX;
     conf.max_num_seqs = 8;
     conf.max_num_batched_tokens = 64;
-    conf.no_ahead = tiny_no_ahead;
+    conf.ahead_after = tiny_ahead_after;
     conf.output_ratio = tiny_output_ratio;
 
     for (; words != NULL && *words != NULL; words++) {

@@ -12,9 +12,9 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <utf8proc.h>
 
-#include "engine/base/clock.h"
 #include "engine/text/detok.h"
 #include "engine/text/nfc.h"
 #include "engine/text/pretok.h"
@@ -326,10 +326,10 @@ test_nfc_is_linear(void **state)
         buf_adds(&text, "\xcc\x81\xcc\xa3");
     }
 
-    const uint64_t start = clock_now_ns();
+    const clock_t start = clock();
 
     assert_int_equal(nfc(text.data, text.len, &out), LLM_OK);
-    assert_true(clock_now_ns() - start < 5000000000u);
+    assert_true(clock() - start < 5 * CLOCKS_PER_SEC); /* of processor time */
 
     /* "ẹ" takes the first dot below, the others follow in order */
     assert_memory_equal(out.data, "\xe1\xba\xb9\xcc\xa3", 5);

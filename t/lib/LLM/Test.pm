@@ -33,8 +33,10 @@ sub json_decode { $JSON->decode($_[0]) }
 my $build = $ENV{LLM_TEST_BUILD} || 'build';
 $build = POSIX::getcwd() . "/$build" unless $build =~ m{^/};
 
-# Slow builds get more patience, never a different expectation.
-my $patience = $build =~ /address|thread/ ? 10 : 1;
+# Every wait is for something that must come, and its limit only ends a test
+# that hangs.  Slow builds get more patience, never a different expectation, and
+# any build runs on machines that have other things to do.
+my $patience = $build =~ /address|thread/ ? 10 : 3;
 
 sub wait_for {
     my ($what, $seconds) = @_;
@@ -49,11 +51,20 @@ sub wait_for {
     return;
 }
 
+# One that was given is free again until it is used: the kernel would give it
+# to two of twenty-one in one of seventy runs.
+my %given;
+
 sub free_port {
-    my $s = IO::Socket::INET->new(Listen => 1, LocalAddr => '127.0.0.1',
-        LocalPort => 0) or die "no port: $!";
-    my $port = $s->sockport;
-    close $s;
+    my $port;
+
+    do {
+        my $s = IO::Socket::INET->new(Listen => 1, LocalAddr => '127.0.0.1',
+            LocalPort => 0) or die "no port: $!";
+        $port = $s->sockport;
+        close $s;
+    } while $given{$port}++;
+
     return $port;
 }
 
