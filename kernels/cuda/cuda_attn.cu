@@ -156,7 +156,8 @@ __launch_bounds__(FEW_WARPS *WARP_SIZE, 1) few_kernel(attn_args_t args)
     __shared__ float4 o_split[D / 8 * WARP_SIZE];
     __shared__ float4 state_split[WARP_SIZE];
     __shared__ float units[ATTN_ROWS];
-    __shared__ int n_splits; /* of the tile; registers are few */
+    __shared__ tile_t kept;  /* over the products, where registers are few */
+    __shared__ int n_splits; /* of the tile */
 
     const int shares = (args.group + ATTN_ROWS - 1) / ATTN_ROWS;
     const int per_tile = shares > 1 ? 1 : ATTN_ROWS / args.group;
@@ -182,6 +183,7 @@ __launch_bounds__(FEW_WARPS *WARP_SIZE, 1) few_kernel(attn_args_t args)
                          warp * ATTN_ROWS / FEW_WARPS, ATTN_ROWS / FEW_WARPS);
     if (threadIdx.x == 0) {
         n_splits = last - from + 1;
+        kept = tile;
     }
     __syncthreads();
 
@@ -200,8 +202,11 @@ __launch_bounds__(FEW_WARPS *WARP_SIZE, 1) few_kernel(attn_args_t args)
     }
 
     state = chain_warps<D>(o_split, state_split, o, &state);
-    put_split<D, TYPE>(&args, &share, o_split, &state, 0, split);
-    put_split<D, TYPE>(&args, &share, o_split, &state, 1, split);
+
+    const share_t whole = { &kept, share.kv_head, share.first };
+
+    put_split<D, TYPE>(&args, &whole, o_split, &state, 0, split);
+    put_split<D, TYPE>(&args, &whole, o_split, &state, 1, split);
 
     /* one alone has said all */
     if (n_splits == 1) {
@@ -212,7 +217,7 @@ __launch_bounds__(FEW_WARPS *WARP_SIZE, 1) few_kernel(attn_args_t args)
 
     if (last_block(arrived, (unsigned) n_splits)) {
         for (int i = warp; i < ATTN_ROWS; i += FEW_WARPS) {
-            combine_row<D>(&args, &share, i);
+            combine_row<D>(&args, &whole, i);
         }
     }
 }
