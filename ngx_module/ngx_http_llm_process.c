@@ -181,6 +181,9 @@ ngx_http_llm_slot_keep(ngx_cycle_t *cycle, ngx_http_llm_gen_t *gen)
         gen->launch->quick = 0;
         gen->launch->started_ns = 0;
 
+        /* the next reload must not take it for the one that has failed */
+        atomic_store(&gen->shm.header->state, LLM_ENGINE_ABSENT);
+
         return ngx_http_llm_slot_arm(cycle, gen);
     }
 

@@ -186,7 +186,7 @@ link("$t->{dir}/bin/llm-engine", "$t->{dir}/fails") or die $!;
 $t->signal('HUP');
 $t->ready;
 serves($t, 'a reload starts another one at once');
-open $touch, '>', "$t->{dir}/go" or die $!;
+open my $touch, '>', "$t->{dir}/go" or die $!;
 close $touch;
 ok wait_for(sub { $t->log =~ /exited with code 2/ }, 10), 'the other leaves';
 serves($t, 'which disturbs nobody');
@@ -197,7 +197,7 @@ $t->clean_ok;
 
 $t = LLM::Test->new;
 script($t, 'dies', "echo >>$t->{dir}/starts; exit 1");
-open my $touch, '>', "$t->{dir}/starts" or die $!;
+open $touch, '>', "$t->{dir}/starts" or die $!;
 close $touch;
 chmod 0666, "$t->{dir}/starts";
 with_program($t, 'dies')->start(no_wait => 1);
