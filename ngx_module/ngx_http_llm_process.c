@@ -166,11 +166,23 @@ ngx_http_llm_slot_keep(ngx_cycle_t *cycle, ngx_http_llm_gen_t *gen)
 
     s = ngx_http_llm_slot_find(gen);
 
+    /* one that has failed is about to exit with code 2: it is not waited for,
+     * nor started again when it has gone */
+
+    if (s >= 0 && atomic_load(&gen->shm.header->state) == LLM_ENGINE_FAILED) {
+        ngx_processes[s].respawn = 0;
+        ngx_processes[s].data = NULL;
+        s = -1;
+    }
+
     /* new, or gone: exit code 2, or drained by WINCH and now rolled back */
 
     if (s < 0 || !ngx_processes[s].respawn) {
         gen->launch->quick = 0;
         gen->launch->started_ns = 0;
+
+        /* the next reload must not take it for the one that has failed */
+        atomic_store(&gen->shm.header->state, LLM_ENGINE_ABSENT);
 
         return ngx_http_llm_slot_arm(cycle, gen);
     }

@@ -170,11 +170,34 @@ serves($t, 'put back, a reload starts it');
 is $t->stop, 0, 'nginx leaves';
 $t->clean_ok(except => qr/on signal 9|execv\(\) failed|cannot be respawned/);
 
+# --- a reload while an engine that has failed is still there ---
+
+# it writes its state (3 at 64: failed) into the segment, and takes its time
+$t = LLM::Test->new;
+script($t, 'fails', qq{perl -e 'open my \$f, "+<&=", 3; seek \$f, 64, 0;
+    syswrite \$f, pack "L", 3'
+    while ! [ -e $t->{dir}/go ]; do sleep 0.1; done
+    exit 2});
+with_program($t, 'fails')->start(no_wait => 1);
+ok wait_for(sub { ($t->get('/health')->json->{error}{code} // '')
+    eq 'engine_failed' }, 10), 'an engine that has failed';
+unlink "$t->{dir}/fails" or die $!;
+link("$t->{dir}/bin/llm-engine", "$t->{dir}/fails") or die $!;
+$t->signal('HUP');
+$t->ready;
+serves($t, 'a reload starts another one at once');
+open my $touch, '>', "$t->{dir}/go" or die $!;
+close $touch;
+ok wait_for(sub { $t->log =~ /exited with code 2/ }, 10), 'the other leaves';
+serves($t, 'which disturbs nobody');
+is $t->stop, 0, 'nginx leaves';
+$t->clean_ok;
+
 # --- an engine that dies at once is started more and more slowly ---
 
 $t = LLM::Test->new;
 script($t, 'dies', "echo >>$t->{dir}/starts; exit 1");
-open my $touch, '>', "$t->{dir}/starts" or die $!;
+open $touch, '>', "$t->{dir}/starts" or die $!;
 close $touch;
 chmod 0666, "$t->{dir}/starts";
 with_program($t, 'dies')->start(no_wait => 1);
