@@ -383,7 +383,7 @@ engine_open(const engine_conf_t *conf, engine_t **out, llm_err_t *err)
 
     engine_conf_t other = *conf;
 
-    log_write(LOG_NOTICE, "device auto: using the CPU, because %s", err->text);
+    log_write(LOG_WARN, "device auto: using the CPU, because %s", err->text);
     other.device = "cpu";
 
     return open_once(&other, out, &remote, err);
