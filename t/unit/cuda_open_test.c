@@ -362,6 +362,11 @@ main(void)
     };
 
     more = getenv("LLM_TEST_LONG") != NULL;
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    more = false;
+#endif
+
     cmocka_set_message_output(CM_OUTPUT_TAP);
 
     return cmocka_run_group_tests(tests, make_starts, drop_starts);
