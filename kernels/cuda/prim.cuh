@@ -32,8 +32,8 @@
 
 #define FULL_MASK 0xffffffffu
 
-/* Of shared memory a block has 64 KiB on Turing and more on all later ones:
- * what a kernel asks for at launch is at most SHARED_LEAST, and what it declares
+/* Of shared memory a block has 64 KiB on Turing and more on all later ones: a
+ * kernel asks for at most SHARED_LEAST at its launch, and what it declares
  * beside that is only there with SHARED_MORE. */
 enum { SHARED_LEAST = 65536 };
 
