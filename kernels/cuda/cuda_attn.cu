@@ -321,13 +321,21 @@ __launch_bounds__(many_warps<D, TYPE>() * WARP_SIZE, 1)
     uint32_t *fragments =
         (uint32_t *) (o_rows
                       + (in_places<D, TYPE>() ? 2 : 1) * D / 8 * WARP_SIZE);
+    __shared__ tile_t kept; /* as registers are few */
     tile_t tile;
 
     if (!find_tile(&args, (int) blockIdx.y, per_tile, false, &tile)) {
         return;
     }
+    if (SHARED_MORE) {
+        if (threadIdx.x == 0) {
+            kept = tile;
+        }
+        __syncthreads();
+    }
 
-    const share_t share = { &tile, (int) blockIdx.x / shares,
+    const share_t share = { SHARED_MORE ? &kept : &tile,
+                            (int) blockIdx.x / shares,
                             (int) blockIdx.x % shares * block_rows
                                 + warp * ATTN_ROWS };
     attn_rows_t rows;
@@ -414,6 +422,9 @@ launch_many(const attn_launch_t *launch)
     const dim3 block(many_warps<D, TYPE>() * WARP_SIZE);
     const size_t bytes = many_warps<D, TYPE>() * many_shared<D, TYPE>();
 
+    static_assert(many_warps<D, TYPE>() * many_shared<D, TYPE>()
+                      <= SHARED_LEAST,
+                  "Turing, too");
     cudaFuncSetAttribute(many_kernel<D, TYPE>,
                          cudaFuncAttributeMaxDynamicSharedMemorySize,
                          (int) bytes);

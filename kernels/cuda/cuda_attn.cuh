@@ -39,15 +39,55 @@ enum {
 #define ATTN_WEIGHT 16384.0f /* what the largest weight of a block is */
 
 typedef struct {
-    const uint8_t *page[ATTN_PAGES]; /* records of the KV head */
-    const uint8_t *pages;            /* of the layer, at the KV head */
+    float *out;
+    const float *q;
+    float *parts;      /* [seq][row][head][split][PART_HEAD + dim] */
+    unsigned *arrived; /* [tile][block of it]: splits that are done; all 0
+                          between two launches */
+    const int32_t *pos;
+    const int32_t *row_start;
+    const int32_t *tables;
+    const uint8_t *pages; /* of the layer */
     size_t page_bytes;
-    const int32_t *table; /* of the block's pages */
-    int n_pages;
-    int first;     /* position of the first token */
-    int end;       /* no row sees this position */
-    int window;    /* positions that a row sees, itself among them; 0: all */
+    size_t head_bytes;
+    int n_seqs;
+    int table_width;
+    int n_heads;
+    int n_kv_heads;
+    int head_dim;
+    int group;    /* query heads of a KV head */
+    int few;      /* sequences of at most so many rows are of few rows */
+    int single;   /* all sequences have one row */
+    int n_splits; /* of the longest sequence */
+    int window;   /* positions that a row sees, itself among them; 0: all */
+    float scale;
     float softcap; /* 0: none */
+} attn_args_t;
+
+/* Rows of one sequence, at consecutive positions. */
+typedef struct {
+    int seq;
+    int index; /* of the first among the sequence's rows */
+    int row;   /* its number in the batch */
+    int n;
+    int pos; /* of the first */
+} tile_t;
+
+/* The part of a tile that a warp has: 16 of its rows times heads. */
+typedef struct {
+    const tile_t *tile;
+    int kv_head;
+    int first; /* number of the first */
+} share_t;
+
+/* 64 tokens. */
+typedef struct {
+    const uint8_t *page[ATTN_PAGES]; /* records of the KV head */
+    int n_pages;
+    int first; /* position of the first token */
+    int end;   /* no row sees this position */
+    const attn_args_t *args;
+    const share_t *share;
 } attn_block_t;
 
 /* Of the lane's rows, lane / 4 and lane / 4 + 8. */
@@ -62,6 +102,18 @@ typedef struct {
     float max[2];
     float sum[2];
 } attn_state_t;
+
+
+/* The record of the KV head in page i of the sequence. */
+static __device__ __forceinline__ const uint8_t *
+record_of(const attn_args_t *args, const share_t *share, int i)
+{
+    const int32_t *table =
+        args->tables + (size_t) share->tile->seq * args->table_width;
+
+    return args->pages + (size_t) share->kv_head * args->head_bytes
+           + table[i] * args->page_bytes;
+}
 
 
 /* For x ≤ 0; below −87 as at −87, about 1.6e-38; NaN stays. */

@@ -201,7 +201,8 @@ attn_softmax(float s[ATTN_TILES][4], const attn_block_t *block,
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int pos = rows->pos[r];
-        const int from = block->window > 0 ? pos - block->window : -1;
+        const int from =
+            block->args->window > 0 ? pos - block->args->window : -1;
         float top = -INFINITY;
         float sum = 0.0f;
 
@@ -211,8 +212,8 @@ attn_softmax(float s[ATTN_TILES][4], const attn_block_t *block,
             float *x = &s[i / 2][2 * r + i % 2];
 
             *x *= rows->unit[r];
-            if (block->softcap > 0.0f) {
-                *x = attn_softcap(*x, block->softcap);
+            if (block->args->softcap > 0.0f) {
+                *x = attn_softcap(*x, block->args->softcap);
             }
             if (at <= pos && at > from) {
                 top = fmaxf(top, *x);

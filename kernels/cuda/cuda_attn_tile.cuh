@@ -18,48 +18,6 @@ enum {
     PART_HEAD = 4 /* floats before o in a partial: maximum, sum */
 };
 
-typedef struct {
-    float *out;
-    const float *q;
-    float *parts;      /* [seq][row][head][split][PART_HEAD + dim] */
-    unsigned *arrived; /* [tile][block of it]: splits that are done; all 0
-                          between two launches */
-    const int32_t *pos;
-    const int32_t *row_start;
-    const int32_t *tables;
-    const uint8_t *pages; /* of the layer */
-    size_t page_bytes;
-    size_t head_bytes;
-    int n_seqs;
-    int table_width;
-    int n_heads;
-    int n_kv_heads;
-    int head_dim;
-    int group;    /* query heads of a KV head */
-    int few;      /* sequences of at most so many rows are of few rows */
-    int single;   /* all sequences have one row */
-    int n_splits; /* of the longest sequence */
-    int window;
-    float scale;
-    float softcap;
-} attn_args_t;
-
-/* Rows of one sequence, at consecutive positions. */
-typedef struct {
-    int seq;
-    int index; /* of the first among the sequence's rows */
-    int row;   /* its number in the batch */
-    int n;
-    int pos; /* of the first */
-} tile_t;
-
-/* The part of a tile that a warp has: 16 of its rows times heads. */
-typedef struct {
-    const tile_t *tile;
-    int kv_head;
-    int first; /* number of the first */
-} share_t;
-
 
 /* --- tiles --- */
 
@@ -220,23 +178,18 @@ find_block(const attn_args_t *args, const share_t *share, int first,
         return false;
     }
 
+    block->args = args;
+    block->share = share;
     block->first = first;
     block->end = high + 1;
-    block->window = args->window;
-    block->softcap = args->softcap;
     block->n_pages =
         n < ATTN_TOKENS ? (n + OP_PAGE - 1) / OP_PAGE : (int) ATTN_PAGES;
 
-    block->pages = args->pages + (size_t) share->kv_head * args->head_bytes;
-    block->page_bytes = args->page_bytes;
-    block->table =
-        args->tables + (size_t) tile->seq * args->table_width + first / OP_PAGE;
-
 #pragma unroll
     for (int i = 0; i < ATTN_PAGES; i++) {
-        const int page = i < block->n_pages ? block->table[i] : 0;
-
-        block->page[i] = block->pages + page * block->page_bytes;
+        block->page[i] = i < block->n_pages
+                             ? record_of(args, share, first / OP_PAGE + i)
+                             : NULL;
     }
     return true;
 }

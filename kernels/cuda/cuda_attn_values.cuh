@@ -140,7 +140,7 @@ values_not_finite(float o[8][4], const attn_block_t *block,
 
         /* page[] is in registers, which cannot be counted through */
         const uint8_t *record =
-            block->pages + block->table[i / OP_PAGE] * block->page_bytes;
+            record_of(block->args, block->share, token / OP_PAGE);
         const uint16_t *v =
             (const uint16_t *) (record + value_offset<D, OP_F16>())
             + i % OP_PAGE * D + at;
@@ -155,7 +155,8 @@ values_not_finite(float o[8][4], const attn_block_t *block,
             const uint16_t x = v[(column + k % 2) * n + k / 4];
 
             if ((x & 0x7c00) == 0x7c00 && token <= pos
-                && (block->window == 0 || token > pos - block->window))
+                && (block->args->window == 0
+                    || token > pos - block->args->window))
             {
                 o[k / 4][k % 4] += f16_to_f32(x);
             }

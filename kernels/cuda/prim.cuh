@@ -32,6 +32,17 @@
 
 #define FULL_MASK 0xffffffffu
 
+/* Of shared memory a block has 64 KiB on Turing and more on all later ones: a
+ * kernel asks for at most SHARED_LEAST at its launch, and what it declares
+ * beside that is only there with SHARED_MORE. */
+enum { SHARED_LEAST = 65536 };
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#define SHARED_MORE false
+#else
+#define SHARED_MORE true
+#endif
+
 
 #ifdef LLM_CUDA_EMU
 
