@@ -13,9 +13,12 @@ use Time::HiRes qw(sleep time);
 
 plan skip_all => 'LLM_TEST_MODEL is not set' unless $ENV{LLM_TEST_MODEL};
 
+# it has to be longer than what a slow reader takes to be parked
+my $send_timeout = ($ENV{LLM_TEST_BUILD} // '') =~ /address/ ? '30s' : '8s';
+
 my $t = LLM::Test->new(
     engine => 'max_num_seqs 4; max_num_batched_tokens 64;',
-    listen => 'sndbuf=4k', server => 'send_timeout 5s;')->start;
+    listen => 'sndbuf=4k', server => "send_timeout $send_timeout;")->start;
 my $uri = '/v1/completions';
 my %long = (prompt => 'Once upon a time', max_tokens => 4000,
     ignore_eos => \1);
@@ -67,7 +70,7 @@ $slow->abort;
 my $seq = { prompt => 'x', max_tokens => 1500, ignore_eos => \1,
     temperature => 0, logprobs => 2 };
 my $late = LLM::Test->new(engine => 'max_num_seqs 4;', listen => 'sndbuf=4k',
-    server => 'send_timeout 60s;')->start;
+    server => 'send_timeout 900s;')->start;
 my $l = $late->stream($uri, $seq, rcvbuf => 2048);
 $l->next_event;
 wait_for(sub { ($late->metric('llm_requests_parked') // 0) == 1 }, 60);

@@ -98,15 +98,9 @@ build all units ops tools shim cuda-tests emu build/t/bench/drafts
 
 # scripts start servers and wait for them, one at a time; the rest is programs
 # that compute, two at a time
-scripts=()
+scripts=(t/*.t)
 tests=(build/t/unit/*_test build/t/ops/*_test build/t/shim/*_test
        build/t/cuda/*_test)
-
-for t in t/*.t; do
-    if [ "$t" != t/http_sanitized.t ]; then
-        scripts+=("$t")
-    fi
-done
 
 if [ "$what" = check ]; then
     export LLM_TEST_LONG=1
@@ -114,8 +108,6 @@ if [ "$what" = check ]; then
     build SAN=thread BUILD=build-thread units ops shim cuda-tests
     build CC=clang-14 BUILD=build-fuzz SAN=fuzzer-no-link,address,undefined \
         fuzz
-    # first, because it takes longest
-    tests=(t/http_sanitized.t "${tests[@]}")
     tests+=(build-address,undefined/t/unit/*_test build-thread/t/unit/ipc*_test
             build-thread/t/unit/engine_thread*_test)
 
