@@ -314,19 +314,20 @@ test_storm(void **unused)
     static const setup_t setups[] = {
         { { "device=cuda", "kv_cache_memory=1m", "max_num_batched_tokens=64" },
           .workers = 1 },
-        { { "device=cuda", "kv_cache_memory=136k",
-            "max_num_batched_tokens=24" },
+        { { "device=cuda", "kv_cache_memory=88k", "max_num_batched_tokens=24",
+            "max_model_len=96" },
           .seed = 1,
           .workers = 2 },
-        { { "device=cuda", "kv_cache_memory=136k", "prefix_caching=off" },
+        { { "device=cuda", "kv_cache_memory=88k", "prefix_caching=off",
+            "max_model_len=96" },
           .seed = 2,
           .workers = 1 },
         { { "device=cuda", "kv_cache_memory=256k", "speculative=ngram:1:3" },
           .drafts = true,
           .seed = 3,
           .workers = 1 },
-        { { "device=cuda", "kv_cache_memory=136k", "speculative=ngram:2:3",
-            "num_speculative_tokens=2" },
+        { { "device=cuda", "kv_cache_memory=88k", "speculative=ngram:2:3",
+            "num_speculative_tokens=2", "max_model_len=96" },
           .drafts = true,
           .workers = 1 },
     };
@@ -352,6 +353,11 @@ test_storm(void **unused)
         shim->seed = setups[k].seed;
         shim->workers = setups[k].workers;
         run_storm(&setups[k], &dice, want);
+    }
+
+    /* one storm in twelve is too mild for that */
+    for (int i = 0; i < 10 && storms.preempted == 0; i++) {
+        run_storm(&setups[2], &dice, want);
     }
 
     assert_true(storms.preempted > 0 && storms.forced > 0);
