@@ -96,10 +96,7 @@ test_python
 export CUDA_ARCHS=${CUDA_ARCHS:-80 90}
 build all units ops tools shim cuda-tests emu build/t/bench/drafts
 
-# scripts start servers and wait for them, one at a time; the rest is programs
-# that compute, two at a time
-scripts=(t/*.t)
-tests=(build/t/unit/*_test build/t/ops/*_test build/t/shim/*_test
+tests=(t/*.t build/t/unit/*_test build/t/ops/*_test build/t/shim/*_test
        build/t/cuda/*_test)
 
 if [ "$what" = check ]; then
@@ -127,12 +124,11 @@ if [ "$what" = check ]; then
             build-address,undefined/twin/{twin,tile}_test)
 fi
 
-for t in "${scripts[@]}" "${tests[@]}"; do
+for t in "${tests[@]}"; do
     [ -x "$t" ] || die "$t is not executable: prove would stop there"
 done
 
-# each test is a program of its own: Perl scripts by their first line
-failed=0
-prove --timer --exec '' "${scripts[@]}" || failed=1
-prove --timer --exec '' -j2 "${tests[@]}" || failed=1
-exit $failed
+# Each test is a program of its own: Perl scripts by their first line.  One at
+# a time: two engines with a thread for each processor take longer than one
+# after the other.
+exec prove --timer --exec '' "${tests[@]}"
