@@ -115,36 +115,7 @@ answer_of(request_t *req, buf_t *out)
 {
     reply_t reply = { 0 };
 
-    assert_true(req->finished);
-    buf_add(out, req->seq.tokens,
-            (size_t) req->seq.n_tokens * sizeof(req->seq.tokens[0]));
-
-    for (size_t pos = 0; pos < req->out.len;) {
-        llm_record_t record;
-        llm_logprob_t entry;
-        uint32_t len, at = 0;
-
-        memcpy(&len, req->out.data + pos, sizeof(len));
-        pos += sizeof(len);
-        assert_int_equal(
-            llm_record_decode((uint8_t *) req->out.data + pos, len, &record),
-            0);
-        pos += len;
-
-        while (record.type == LLM_REC_DELTA
-               && llm_logprob_next(&record.u.delta, &at, &entry))
-        {
-            buf_add(out, &entry.chosen.token, sizeof(entry.chosen.token));
-            buf_add(out, &entry.chosen.logprob, sizeof(entry.chosen.logprob));
-
-            for (uint32_t t = 0; t < entry.n_top; t++) {
-                buf_add(out, &entry.top[t].token, sizeof(entry.top[t].token));
-                buf_add(out, &entry.top[t].logprob,
-                        sizeof(entry.top[t].logprob));
-            }
-        }
-    }
-
+    tokens_of(req, out);
     reply_read(&reply, req);
     assert_int_equal(reply.n_done, 1);
     buf_add(out, reply.content.data, reply.content.len);

@@ -70,4 +70,29 @@ assert_answer(request_t *req, const buf_t *want)
     request_destroy(req);
 }
 
+
+/* A start on the device, with one more setting or NULL, that fails, as *err
+ * says. */
+static inline void
+refused(const char *device, const char *setting, llm_err_t *err)
+{
+    char path[64];
+    engine_conf_t conf;
+    engine_t *engine = NULL;
+
+    tiny_file(path);
+    engine_conf_init(&conf);
+    conf.model = path;
+    conf.device = device;
+    conf.max_model_len = TINY_CTX;
+
+    if (setting != NULL) {
+        assert_int_equal(engine_conf_set(&conf, setting, err), LLM_OK);
+    }
+
+    assert_int_not_equal(engine_open(&conf, &engine, err), LLM_OK);
+    assert_null(engine);
+    unlink(path);
+}
+
 #endif /* T_UNIT_CUDA_ASK_H */

@@ -35,24 +35,9 @@ test_fallback(void **unused)
 static void
 refuse(const char *device, const char *memory, const char *says)
 {
-    char path[64];
-    engine_conf_t conf;
-    engine_t *engine = NULL;
     llm_err_t err;
 
-    tiny_file(path);
-    engine_conf_init(&conf);
-    conf.model = path;
-    conf.device = device;
-    conf.max_model_len = TINY_CTX;
-
-    if (memory != NULL) {
-        assert_int_equal(engine_conf_set(&conf, memory, &err), LLM_OK);
-    }
-
-    assert_int_not_equal(engine_open(&conf, &engine, &err), LLM_OK);
-    assert_null(engine);
-    unlink(path);
+    refused(device, memory, &err);
 
     if (strstr(err.text, says) == NULL) {
         fail_msg("\"%s\" does not say \"%s\"", err.text, says);

@@ -110,38 +110,6 @@ submit(engine_t *engine, int i)
 }
 
 
-/* Everything that was said of tokens, one after the other. */
-static void
-answer_of(const request_t *req, buf_t *out)
-{
-    assert_true(req->finished);
-    buf_add(out, req->seq.tokens,
-            (size_t) req->seq.n_tokens * sizeof(req->seq.tokens[0]));
-
-    llm_record_t record;
-
-    for (size_t pos = 0; next_record(req, &pos, &record);) {
-        llm_logprob_t entry;
-        uint32_t at = 0;
-
-        assert_int_not_equal(record.type, LLM_REC_ERROR);
-
-        while (record.type == LLM_REC_DELTA
-               && llm_logprob_next(&record.u.delta, &at, &entry))
-        {
-            buf_add(out, &entry.chosen.token, sizeof(entry.chosen.token));
-            buf_add(out, &entry.chosen.logprob, sizeof(entry.chosen.logprob));
-
-            for (uint32_t t = 0; t < entry.n_top; t++) {
-                buf_add(out, &entry.top[t].token, sizeof(entry.top[t].token));
-                buf_add(out, &entry.top[t].logprob,
-                        sizeof(entry.top[t].logprob));
-            }
-        }
-    }
-}
-
-
 static engine_t *
 open_as(const setup_t *setup)
 {
@@ -180,7 +148,7 @@ run_together(const setup_t *setup, buf_t *answers)
     run_all(engine);
 
     for (int i = 0; i < N_ASKED; i++) {
-        answer_of(reqs[i], &answers[i]);
+        tokens_of(reqs[i], &answers[i]);
         request_destroy(reqs[i]);
     }
 
@@ -204,7 +172,7 @@ run_alone(int i, buf_t *answer)
 
     assert_non_null(req);
     run_all(engine);
-    answer_of(req, answer);
+    tokens_of(req, answer);
     request_destroy(req);
     engine_close(engine);
 }

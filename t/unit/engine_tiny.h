@@ -333,6 +333,39 @@ next_record(const request_t *req, size_t *pos, llm_record_t *record)
 }
 
 
+/* The request's tokens, then all that its records say of tokens, bit by bit;
+ * they are not consumed. */
+static inline void
+tokens_of(const request_t *req, buf_t *out)
+{
+    llm_record_t record;
+
+    assert_true(req->finished);
+    buf_add(out, req->seq.tokens,
+            (size_t) req->seq.n_tokens * sizeof(req->seq.tokens[0]));
+
+    for (size_t pos = 0; next_record(req, &pos, &record);) {
+        llm_logprob_t entry;
+        uint32_t at = 0;
+
+        assert_int_not_equal(record.type, LLM_REC_ERROR);
+
+        while (record.type == LLM_REC_DELTA
+               && llm_logprob_next(&record.u.delta, &at, &entry))
+        {
+            buf_add(out, &entry.chosen.token, sizeof(entry.chosen.token));
+            buf_add(out, &entry.chosen.logprob, sizeof(entry.chosen.logprob));
+
+            for (uint32_t t = 0; t < entry.n_top; t++) {
+                buf_add(out, &entry.top[t].token, sizeof(entry.top[t].token));
+                buf_add(out, &entry.top[t].logprob,
+                        sizeof(entry.top[t].logprob));
+            }
+        }
+    }
+}
+
+
 /* Reads and consumes what the request has written so far. */
 static inline void
 reply_read(reply_t *reply, request_t *req)
